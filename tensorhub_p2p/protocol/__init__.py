@@ -1,0 +1,1 @@
+"""What is decided: pure state machines with no clock, socket, thread or global randomness."""

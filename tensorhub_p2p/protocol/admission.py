@@ -1,0 +1,109 @@
+"""What an owner of the versions key refuses to write, and why.
+
+Rules of this file. One pure function over what this owner holds of the key. W owners must
+take a write, so a rule that one of them knows a reason for is kept: whatever made the
+reason was on W owners too, and the two sets meet.
+
+    a publish below an existing whole version            conflict (G4)
+    a publish of a version that the same replica has whole  conflict
+    a "whole" mark for what its publisher is withdrawing  withdrawn (G3)
+    a pin on what was withdrawn, with nobody known to keep it  withdrawn (G6)
+
+Owners refuse only for what they know; what they have not heard of they admit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tensorhub_p2p.protocol.identity import PeerId, Publication
+from tensorhub_p2p.protocol.messages import (
+    Key,
+    Phase,
+    Pin,
+    Register,
+    VersionRecord,
+    WholeMark,
+)
+from tensorhub_p2p.protocol.owner import Refusal
+
+Cells = Mapping[tuple[PeerId, str], Register]
+CONFLICT = "conflict"
+WITHDRAWN = "withdrawn"
+
+
+def admit(key: Key, held: Cells, new: Register) -> Refusal | None:
+    """None admits the register."""
+    if key.kind != "versions":
+        return None
+    value = new.value
+    if isinstance(value, VersionRecord):
+        return _admit_publish(held, new, value)
+    if isinstance(value, WholeMark):
+        return _admit_mark(held, value)
+    if isinstance(value, Pin):
+        return _admit_pin(held, value.publication)
+    return None
+
+
+def _admit_publish(held: Cells, new: Register, record: VersionRecord) -> Refusal | None:
+    publication = record.publication
+    publishes = record.slot.group.replica == publication.replica
+    if not publishes or record.was_whole or record.phase is not Phase.READY:
+        return None
+    before = held.get(new.cell)
+    if before is not None and _publication_of(before) == publication:
+        return None
+    for register in held.values():
+        other = _whole_publication(register)
+        if other is None or other == publication:
+            continue
+        again = other.order == publication.order and other.replica == publication.replica
+        if other.order > publication.order or again:
+            return Refusal(CONFLICT, register)
+    return None
+
+
+def _admit_mark(held: Cells, mark: WholeMark) -> Refusal | None:
+    publication = mark.publication
+    for register in held.values():
+        record = register.value
+        if not isinstance(record, VersionRecord) or record.was_whole:
+            continue
+        if record.slot.group.replica != publication.replica:
+            continue
+        gone = record.publication == publication and record.phase >= Phase.WITHDRAWING
+        moved_on = record.publication.order > publication.order
+        if record.generation >= publication.generation and (gone or moved_on):
+            return Refusal(WITHDRAWN, register)
+    return None
+
+
+def _admit_pin(held: Cells, publication: Publication) -> Refusal | None:
+    withdrawn: dict[int, Register] = {}
+    kept: set[int] = set()
+    for register in held.values():
+        record = register.value
+        if isinstance(record, VersionRecord) and record.publication == publication:
+            if record.phase >= Phase.WITHDRAWING:
+                withdrawn[record.slot.shard] = register
+            else:
+                kept.add(record.slot.shard)
+    for shard, register in withdrawn.items():
+        if shard not in kept:
+            return Refusal(WITHDRAWN, register)
+    return None
+
+
+def _publication_of(register: Register) -> Publication | None:
+    return register.value.publication if isinstance(register.value, VersionRecord) else None
+
+
+def _whole_publication(register: Register) -> Publication | None:
+    """The publication that this register proves to have been whole."""
+    value = register.value
+    if isinstance(value, WholeMark):
+        return value.publication
+    if isinstance(value, VersionRecord) and value.was_whole:
+        return value.publication
+    return None

@@ -1,0 +1,184 @@
+"""The member table: what one peer holds of all others, and which claim beats which.
+
+Rules of this file. It stores and compares. It knows no messages other than the rumour,
+no timers, and not the peer that owns the table, which is never in it.
+
+Theory of operation. A claim about a member is ranked by (incarnation, status), and the
+higher rank wins, whoever said it and in whatever order claims arrive (SWIM §4.2). Only
+the member itself raises its incarnation; so an "alive" at the incarnation at which it
+was declared dead proves nothing, and one above it, which the member itself must have
+said, revives it.
+
+What dies when. The dead and those that left stay in the table for `forget_dead_after`,
+so that they are re-dialled and their old "alive"s are refused; then only a tombstone
+remains: identity and rank. A death that is the first news of a peer leaves just
+the tombstone.
+
+Bounds: `max_members` entries; when full, the longest gone make room, else newcomers are
+refused. As many tombstones; the oldest go first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.messages import Rumour, Status
+
+GONE = frozenset({Status.DEAD, Status.LEFT})
+"""States of those that are no members any more; all others count as reachable."""
+
+Rank = tuple[int, Status]
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """One member as this peer sees it; `since` is when it learnt of this status."""
+
+    info: PeerInfo
+    incarnation: int
+    status: Status
+    since: float
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.info.peer_id
+
+    @property
+    def rank(self) -> Rank:
+        return (self.incarnation, self.status)
+
+    @property
+    def is_reachable(self) -> bool:
+        return self.status not in GONE
+
+
+def rank(rumour: Rumour) -> Rank:
+    """What decides between claims about one member: the higher wins."""
+    return (rumour.incarnation, rumour.status)
+
+
+class Members:
+    """Everyone else, by PeerId."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._views: dict[PeerId, MemberView] = {}
+        self._reachable: list[PeerId] = []
+        self._place: dict[PeerId, int] = {}
+        """Where in `_reachable`, so that removal takes no search."""
+        self._gone: dict[PeerId, None] = {}
+        """Dead or left, the longest gone first."""
+        self._at: dict[str, dict[PeerId, None]] = {}
+        """By preferred address."""
+        self._tombstones: dict[PeerId, Rank] = {}
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __iter__(self) -> Iterator[MemberView]:
+        return iter(self._views.values())
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._views
+
+    def get(self, peer: PeerId) -> MemberView | None:
+        return self._views.get(peer)
+
+    def rank(self, peer: PeerId) -> Rank | None:
+        """The highest claim about a peer, also when only a tombstone is left of it."""
+        view = self._views.get(peer)
+        return view.rank if view is not None else self._tombstones.get(peer)
+
+    def is_reachable(self, peer: PeerId) -> bool:
+        return peer in self._place
+
+    @property
+    def num_reachable(self) -> int:
+        return len(self._reachable)
+
+    def sample(
+        self, rng: random.Random, size: int, without: Collection[PeerId] = ()
+    ) -> list[PeerId]:
+        """Up to `size` distinct reachable members, drawn uniformly."""
+        drawn = rng.sample(self._reachable, min(size + len(without), len(self._reachable)))
+        return [peer for peer in drawn if peer not in without][:size]
+
+    def at(self, address: str) -> list[MemberView]:
+        """Members whose preferred address this is, gone ones included."""
+        return [self._views[peer] for peer in self._at.get(address, ())]
+
+    def gone(self) -> Iterator[MemberView]:
+        """Dead or left, the most recent first."""
+        return (self._views[peer] for peer in reversed(self._gone))
+
+    def has_gone(self) -> bool:
+        return bool(self._gone)
+
+    def put(self, view: MemberView) -> bool:
+        """Set what is held of a member; False if the table has no room for a newcomer."""
+        peer = view.peer_id
+        if peer not in self._views and not self._make_room():
+            return False
+        self._tombstones.pop(peer, None)
+        self._views[peer] = view
+        for address in view.info.addresses[:1]:
+            self._at.setdefault(address, {})[peer] = None
+        self._gone.pop(peer, None)
+        if view.is_reachable:
+            self._enter(peer)
+        else:
+            self._withdraw(peer)
+            self._gone[peer] = None
+        return True
+
+    def bury(self, peer: PeerId, last: Rank) -> None:
+        """Remember only that a peer is dead or left, at this rank."""
+        self._tombstones.pop(peer, None)
+        self._tombstones[peer] = last
+        if len(self._tombstones) > self._limit:
+            del self._tombstones[next(iter(self._tombstones))]
+
+    def forget_gone(self, before: float) -> list[PeerId]:
+        """Leave only tombstones of those gone since a time earlier than `before`; names them."""
+        forgotten = []
+        while self._gone:
+            peer = next(iter(self._gone))
+            if self._views[peer].since >= before:
+                break
+            self._forget(peer)
+            forgotten.append(peer)
+        return forgotten
+
+    def _make_room(self) -> bool:
+        if len(self._views) < self._limit:
+            return True
+        if not self._gone:
+            return False
+        self._forget(next(iter(self._gone)))
+        return True
+
+    def _forget(self, peer: PeerId) -> None:
+        view = self._views.pop(peer)
+        del self._gone[peer]
+        for address in view.info.addresses[:1]:
+            del self._at[address][peer]
+            if not self._at[address]:
+                del self._at[address]
+        self.bury(peer, view.rank)
+
+    def _enter(self, peer: PeerId) -> None:
+        if peer not in self._place:
+            self._place[peer] = len(self._reachable)
+            self._reachable.append(peer)
+
+    def _withdraw(self, peer: PeerId) -> None:
+        place = self._place.pop(peer, None)
+        if place is None:
+            return
+        last = self._reachable.pop()
+        if last != peer:
+            self._reachable[place] = last
+            self._place[last] = place

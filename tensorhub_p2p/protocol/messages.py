@@ -1,0 +1,636 @@
+"""The wire on one page: every message, every directory record, and the one codec.
+
+Rules of this file. A message is a frozen msgspec struct, encoded as a MessagePack
+array: fields are only ever appended, with defaults, so that older and newer peers
+understand each other (extra fields are ignored, missing ones defaulted). A kind that
+is not known here is `Undecodable` and counted by whoever received it, never an error.
+Nothing here decides anything.
+
+A message that answers another one repeats its `request`, `seq`, `pull` or
+`(generation, call)`; receivers drop what they did not ask for.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from tensorhub_p2p.protocol.identity import (
+    NOBODY,
+    Generation,
+    Group,
+    Member,
+    PeerId,
+    PeerInfo,
+    Publication,
+    Slot,
+)
+from tensorhub_p2p.protocol.layout import TensorSpec
+
+WIRE_VERSION = 1
+MAX_MESSAGE_BYTES = 8 << 20
+"""Largest message that is sent or accepted; a layout page or digest list stays far below."""
+
+Short = Annotated[str, Meta(max_length=255)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all messages; the class name is the kind on the wire."""
+
+    kinds: ClassVar[dict[str, type[Message]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Message.kinds[cls.__name__] = cls
+
+
+# --- membership (swim.py) ----------------------------------------------------------------
+
+
+class Status(IntEnum):
+    """What is held of a member. At one incarnation the larger value overrides the smaller."""
+
+    ALIVE = 0
+    UNRESPONSIVE = 1
+    SUSPECT = 2
+    DEAD = 3
+    LEFT = 4
+
+
+class Rumour(msgspec.Struct, frozen=True, array_like=True):
+    """One claim about one member. `info` comes with the first news of a member.
+
+    `accuser` is who suspects (for counting independent confirmations).
+    """
+
+    peer: PeerId
+    incarnation: Count
+    status: Status
+    info: PeerInfo | None = None
+    accuser: PeerId = NOBODY
+
+
+class VersionHint(msgspec.Struct, frozen=True, array_like=True):
+    """The newest (epoch, version) of a model, spread to every member as a hint."""
+
+    model: Short
+    epoch: Count
+    version: Count
+
+
+class Ping(Message, frozen=True):
+    """Direct probe; `seq` comes back in the `Ack`."""
+
+    seq: Count
+    rumours: tuple[Rumour, ...] = ()
+
+
+class PingRequest(Message, frozen=True):
+    """Please probe `target` for me: `Ack` me if it answers, `Nack` me if it does not in time."""
+
+    seq: Count
+    target: PeerId
+    rumours: tuple[Rumour, ...] = ()
+
+
+class Ack(Message, frozen=True):
+    seq: Count
+    rumours: tuple[Rumour, ...] = ()
+
+
+class Nack(Message, frozen=True):
+    seq: Count
+    rumours: tuple[Rumour, ...] = ()
+
+
+class Gossip(Message, frozen=True):
+    """News that found no probe to ride on."""
+
+    rumours: tuple[Rumour, ...] = ()
+    hints: tuple[VersionHint, ...] = ()
+
+
+class PushPull(Message, frozen=True):
+    """Anti-entropy: my whole view; answer with yours. A join is the first of these.
+
+    `dialled` is the bare address that this was sent to, if it was; the reply repeats it.
+    """
+
+    info: PeerInfo
+    view: tuple[Rumour, ...]
+    joining: bool = False
+    hints: tuple[VersionHint, ...] = ()
+    dialled: Short = ""
+
+
+class PushPullReply(Message, frozen=True):
+    info: PeerInfo
+    view: tuple[Rumour, ...]
+    hints: tuple[VersionHint, ...] = ()
+    dialled: Short = ""
+
+
+# --- directory (ring.py, directory.py) ---------------------------------------------------
+
+
+class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """What a directory entry is filed under; its place on the ring is the hash of all three.
+
+    kind "versions": part "" (which publications of the model exist, marks and pins);
+    kind "holders": part = shard number (who has this shard of which publication);
+    kind "group": part = replica name (slot claims and generations).
+    """
+
+    kind: Short
+    model: Short
+    part: Short = ""
+
+
+class SlotClaim(msgspec.Struct, frozen=True, array_like=True, tag="slot"):
+    """At key "group": the writer claims this shard of the replica (slots.py)."""
+
+    shard: Count
+    num_shards: Count
+    counter: Count
+    established: bool
+
+
+class GenerationRecord(msgspec.Struct, frozen=True, array_like=True, tag="gen"):
+    """At key "group": an elected generation; `epoch` is the highest its candidate read."""
+
+    generation: Generation
+    epoch: Count
+    members: tuple[Member, ...]
+    leader: Count
+    """The leader's shard."""
+    floor: tuple[int, int] = (-1, -1)
+    """(epoch, version) of the group's last answer: the maximum over the members' votes."""
+
+
+class Phase(IntEnum):
+    """How far a shard's hold on a publication has come. Withdrawn is: no record."""
+
+    PARTIAL = 0
+    """Pulling it: has some verified chunks, or none yet."""
+    READY = 1
+    """Has all of it: published it, or pulled it whole."""
+    WITHDRAWING = 2
+    """Still has it, but is about to hide it: no later mark may make it whole."""
+    HIDDEN = 3
+    """Gave it up. The record stays, so that owners can refuse late marks and pins."""
+
+
+class VersionRecord(msgspec.Struct, frozen=True, array_like=True, tag="version"):
+    """At key "versions": what one slot has at present. One register per slot and writer."""
+
+    slot: Slot
+    num_shards: Count
+    publication: Publication
+    phase: Phase
+    generation: Generation
+    """Of the writer's group, when it wrote this."""
+    was_whole: bool = False
+    """The writer knows that the publication was whole once."""
+
+
+class WholeMark(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
+    """At key "versions": every shard of the publishing replica was ready at once (G3)."""
+
+    publication: Publication
+    num_shards: Count
+
+
+class Pin(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
+    """At key "versions": a group decided to pull this publication in this call."""
+
+    publication: Publication
+    group: Group
+    generation: Generation
+    call: Count
+
+
+class HolderRecord(msgspec.Struct, frozen=True, array_like=True, tag="holder"):
+    """At key "holders": the writer has this shard of this publication, whole or in part."""
+
+    slot: Slot
+    publication: Publication
+    phase: Phase
+    was_whole: bool
+    num_bytes: Count
+    memory: Short = "host"
+    spot: bool = False
+
+
+Value = SlotClaim | GenerationRecord | VersionRecord | WholeMark | Pin | HolderRecord
+
+
+class Register(msgspec.Struct, frozen=True, array_like=True):
+    """One cell of the directory, written by one peer under one name.
+
+    Merging is a maximum over (generation, sequence); withdrawing is a higher sequence
+    with no value, never a deletion. `WholeMark`s are the exception that needs none:
+    anyone may write one, under writer `NOBODY`, and all write the same.
+    """
+
+    writer: PeerId
+    name: Annotated[str, Meta(max_length=1024)]
+    generation: Count
+    sequence: Count
+    value: Value | None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.generation, self.sequence)
+
+    @property
+    def cell(self) -> tuple[PeerId, str]:
+        return (self.writer, self.name)
+
+
+class DirectoryWrite(Message, frozen=True):
+    request: Count
+    key: Key
+    owners_hash: Count
+    register: Register
+
+
+class DirectoryWritten(Message, frozen=True):
+    request: Count
+
+
+class DirectoryRefused(Message, frozen=True):
+    """The owner holds something that forbids this write; `because` is that register."""
+
+    request: Count
+    reason: Short
+    because: Register | None = None
+
+
+class DirectoryRead(Message, frozen=True):
+    request: Count
+    key: Key
+    owners_hash: Count
+
+
+class DirectoryValue(Message, frozen=True):
+    """All registers of the key. A `warming` owner's answer does not count for R."""
+
+    request: Count
+    registers: tuple[Register, ...]
+    warming: bool = False
+
+
+class DirectoryMismatch(Message, frozen=True):
+    """You and I disagree on who owns this key: here are the members that I know."""
+
+    request: Count
+    view: tuple[Rumour, ...]
+
+
+class DirectoryMerge(Message, frozen=True):
+    """A warming owner asks a member of an earlier owner set for what it holds.
+
+    `owners` is the set that the asker serves: who serves another one closes it.
+    """
+
+    request: Count
+    key: Key
+    owners: Annotated[tuple[PeerId, ...], Meta(max_length=64)] = ()
+
+
+class DirectoryMerged(Message, frozen=True):
+    """What the sender holds of the key, and the owner sets that it serves or must merge from."""
+
+    request: Count
+    registers: tuple[Register, ...]
+    sets: Annotated[tuple[tuple[PeerId, ...], ...], Meta(max_length=64)] = ()
+
+
+class DirectoryWatch(Message, frozen=True):
+    """Tell me when this key changes, for the next `seconds`."""
+
+    key: Key
+    seconds: float
+
+
+class DirectoryChanged(Message, frozen=True):
+    key: Key
+
+
+# --- slots and generations (slots.py, election.py) ---------------------------------------
+
+
+class SlotChallenge(Message, frozen=True):
+    """I claim your slot with this counter: do you still hold it?"""
+
+    slot: Slot
+    counter: Count
+
+
+class SlotAnswer(Message, frozen=True):
+    """`holds`: established, or a claim that beats yours. Otherwise I have yielded to you."""
+
+    slot: Slot
+    counter: Count
+    holds: bool
+
+
+class Propose(Message, frozen=True):
+    """The candidate asks one claimant to accept this member list under this counter."""
+
+    group: Group
+    shard: Count
+    record: GenerationRecord
+
+
+class Vote(Message, frozen=True):
+    """The claimant's answer; `highest` is the highest counter that it has accepted."""
+
+    group: Group
+    shard: Count
+    generation: Generation
+    accepted: bool
+    highest: Count
+    floor: tuple[int, int] = (-1, -1)
+    """(epoch, version) of the last answer that this claimant got from its group."""
+    sender_shard: Count = 0
+
+
+class Formed(Message, frozen=True):
+    """All voted, and the record is on W owners: the generation exists."""
+
+    group: Group
+    shard: Count
+    record: GenerationRecord
+
+
+class MemberLeft(Message, frozen=True):
+    """The sender closed its handle: the generation is broken."""
+
+    group: Group
+    shard: Count
+    generation: Generation
+    sender_shard: Count
+
+
+# --- group calls (calls.py) --------------------------------------------------------------
+
+
+class Question(msgspec.Struct, frozen=True, array_like=True):
+    """What a call asks. verb "replicate": selector "7", "latest", "latest-2"; "wait_for": ">7"."""
+
+    verb: Short
+    selector: Short
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a call: all shards of the group get this publication."""
+
+    publication: Publication
+    num_shards: Count
+
+
+class GroupMessage(Message, frozen=True):
+    """Common head: `shard` is the addressee's, `sender_shard` the sender's."""
+
+    group: Group
+    generation: Generation
+    shard: Count
+    sender_shard: Count
+    call: Count
+
+
+class CallAsk(GroupMessage, frozen=True):
+    """A member, in its verb, asks the leader. Also says that all lower calls succeeded here."""
+
+    question: Question
+
+
+class CallWithdraw(GroupMessage, frozen=True):
+    """The member's verb ended by its deadline before the call was decided."""
+
+
+class CallRecord(GroupMessage, frozen=True):
+    """Leader to all: record this before anybody is told."""
+
+    question: Question
+    decision: Decision
+
+
+class CallRecorded(GroupMessage, frozen=True):
+    """Member to leader: recorded."""
+
+
+class CallDecided(GroupMessage, frozen=True):
+    """Recorded by all and pinned: members may act on it."""
+
+    question: Question
+    decision: Decision
+
+
+class CallRecall(GroupMessage, frozen=True):
+    """The leader is gone: was this call decided where you are? Answered by CallDecided."""
+
+
+class CallDone(GroupMessage, frozen=True):
+    """The member's pull (or wait) of this call succeeded; sent until acknowledged."""
+
+
+class CallDoneAck(GroupMessage, frozen=True):
+    pass
+
+
+class CallGiveUp(GroupMessage, frozen=True):
+    """Member to leader: the decided publication can't be had; sent until `CallVoid` comes."""
+
+    reason: Annotated[str, Meta(max_length=1024)]
+
+
+class CallVoid(GroupMessage, frozen=True):
+    """Leader to all: the call is over; every member fails one verb for it and goes on."""
+
+    reason: Annotated[str, Meta(max_length=1024)]
+
+
+class CallOverAck(GroupMessage, frozen=True):
+    """The member knows that the call is void, or diverged."""
+
+
+class CallDivergence(GroupMessage, frozen=True):
+    """Two members asked different questions in this call."""
+
+    asked: Question
+    by: Count
+    but: Question
+    but_by: Count
+
+
+# --- pulls (serving.py, swarm.py) --------------------------------------------------------
+
+
+class Endpoint(msgspec.Struct, frozen=True, array_like=True):
+    """How one transport reads one exported region; opaque to everything but that transport."""
+
+    transport: Short
+    blob: bytes
+
+
+class PullHello(Message, frozen=True):
+    """A puller asks a holder for a lease on one shard of one publication.
+
+    `layout` is the digest of the puller's layout; `endpoints` are wanted for `transports`.
+    """
+
+    pull: Short
+    slot: Slot
+    """The holder's slot, from its HolderRecord."""
+    publication: Publication
+    layout: bytes
+    transports: tuple[Short, ...]
+    have: bytes = b""
+    """Bitmap of what the puller has verified; empty for nothing."""
+    puller: Slot | None = None
+    """Where others can ask the puller for what it has; None if it serves nobody."""
+
+
+class PullOffer(Message, frozen=True):
+    """The lease: what the holder has now, the digests it knows, and how to read.
+
+    `have` and `known` are bitmaps (bit c of byte c//8); `digests` holds 16 bytes for each
+    bit of `known`, in order. Not `granted`: all upload slots are in use; `others` are
+    slots and peers being served right now, who can serve you in turn.
+    """
+
+    pull: Short
+    slot: Slot
+    publication: Publication
+    granted: bool
+    layout: bytes
+    num_bytes: Count
+    chunk_bytes: Count
+    have: bytes
+    known: bytes
+    digests: bytes
+    endpoints: tuple[Endpoint, ...]
+    others: tuple[tuple[PeerId, Slot], ...] = ()
+
+
+class PullUpdate(Message, frozen=True):
+    """News for a leaseholder: the whole `have` bitmap, and digests that it may lack."""
+
+    pull: Short
+    slot: Slot
+    have: bytes
+    digests: tuple[tuple[Count, bytes], ...] = ()
+
+
+class PullProgress(Message, frozen=True):
+    """The puller lives and moves on: renews the lease; `wanted` chunks lack a digest."""
+
+    pull: Short
+    slot: Slot
+    have: bytes
+    wanted: tuple[Count, ...] = ()
+    known: Count = 0
+    """How many digests of the publication the puller knows."""
+
+
+class PullBye(Message, frozen=True):
+    """The lease ends; `complete` says that the puller has, and knows the digests of, all."""
+
+    pull: Short
+    slot: Slot
+    complete: bool = False
+
+
+class PullGone(Message, frozen=True):
+    """No lease here (any more): withdrawn, never held, or the lease lapsed."""
+
+    pull: Short
+    slot: Slot
+    reason: Short
+
+
+class LayoutRequest(Message, frozen=True):
+    """The layouts' digests differ: please send yours, from this tensor on."""
+
+    pull: Short
+    slot: Slot
+    first: Count
+
+
+class LayoutPage(Message, frozen=True):
+    pull: Short
+    slot: Slot
+    first: Count
+    total: Count
+    tensors: tuple[TensorSpec, ...]
+
+
+# --- the codec ---------------------------------------------------------------------------
+
+
+class Undecodable(ValueError):
+    """The bytes are no message of this wire: garbage, another version, or an unknown kind."""
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """What surrounds every message.
+
+    `cluster` and `to` are checked by the receiver, so that a peer on a reused address
+    never mixes with strangers. `reply_to` is the sender's control endpoint.
+    """
+
+    version: int
+    cluster: Short
+    zone: Short
+    sender: PeerId
+    reply_to: Short
+    to: PeerId
+    kind: Short
+    body: msgspec.Raw
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
+_decoders: dict[str, msgspec.msgpack.Decoder[Message]] = {}
+
+
+def encode(envelope: Envelope) -> bytes:
+    return _encode(envelope)
+
+
+def pack(message: Message) -> tuple[str, msgspec.Raw]:
+    """`kind` and `body` of an envelope for this message."""
+    return type(message).__name__, msgspec.Raw(_encode(message))
+
+
+def open_envelope(data: bytes) -> Envelope:
+    """The envelope of `data`, its body still packed; raises Undecodable."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise Undecodable(f"{len(data)} bytes exceed the limit of {MAX_MESSAGE_BYTES}")
+    try:
+        envelope = _decode_envelope(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Undecodable(str(error)) from error
+    if envelope.version != WIRE_VERSION:
+        raise Undecodable(f"wire version {envelope.version}, this peer speaks {WIRE_VERSION}")
+    return envelope
+
+
+def unpack(envelope: Envelope) -> Message:
+    """The message in an envelope; raises Undecodable."""
+    kind = Message.kinds.get(envelope.kind)
+    if kind is None:
+        raise Undecodable(f"unknown kind {envelope.kind!r}")
+    decoder = _decoders.get(envelope.kind)
+    if decoder is None:
+        decoder = _decoders[envelope.kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return decoder.decode(envelope.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Undecodable(f"{envelope.kind}: {error}") from error

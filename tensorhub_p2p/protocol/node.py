@@ -1,0 +1,429 @@
+"""One peer, as far as it is decided: all machines of one process under one face.
+
+Rules of this file. A `Node` routes: messages to the machine that they are for, events to
+the machine or driver that waits for them, membership news to everyone. It decides
+nothing. The runtime's control thread and the simulator drive the same object.
+
+    Swim ---- who is there --------------> Directory, every ShardNode
+    Directory <-- reads, writes, watches -- every ShardNode (through PendingRecords)
+    ShardNode -- ends of verbs, news -----> the driver
+
+What a driver does: call the verbs with a number of its own choosing, and wait for the
+`Done` or `Failed` with that number; hand `PullMessage`s and `HoldersChanged` to the pull
+that they name; take the digests that are wanted, until `StopDigests`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from tensorhub_p2p.config import Config
+from tensorhub_p2p.errors import StateError, TensorHubError, Timeout
+from tensorhub_p2p.protocol.admission import admit
+from tensorhub_p2p.protocol.directory import Directory, ViewLearnt
+from tensorhub_p2p.protocol.identity import Group, PeerId, PeerInfo, Publication, Slot
+from tensorhub_p2p.protocol.layout import Layout
+from tensorhub_p2p.protocol.machine import Event, Outbox, Output, Send, SendTo, earliest
+from tensorhub_p2p.protocol.messages import (
+    Endpoint,
+    Formed,
+    GroupMessage,
+    HolderRecord,
+    LayoutPage,
+    LayoutRequest,
+    MemberLeft,
+    Message,
+    Phase,
+    Propose,
+    PullBye,
+    PullGone,
+    PullHello,
+    PullOffer,
+    PullProgress,
+    PullUpdate,
+    Question,
+    SlotAnswer,
+    SlotChallenge,
+    Status,
+    VersionRecord,
+    Vote,
+)
+from tensorhub_p2p.protocol.pending import PendingRecords
+from tensorhub_p2p.protocol.publishing import Whole
+from tensorhub_p2p.protocol.records import Registers, holders_key, values, versions_key
+from tensorhub_p2p.protocol.selection import holdings
+from tensorhub_p2p.protocol.shard import ShardNode
+from tensorhub_p2p.protocol.swim import MemberChanged, MemberForgotten, Refuted, Swim
+from tensorhub_p2p.protocol.verbs import (
+    Answer,
+    Done,
+    Failed,
+    Holder,
+    HoldersChanged,
+    PullMessage,
+    VerbId,
+    VersionSummary,
+)
+
+GONE = {Status.DEAD, Status.LEFT}
+FOLLOW_INTERVAL = 1.0
+"""Seconds after which a pull's holders are read again, change or not."""
+
+
+class SwimLiveness:
+    """Membership, as the group protocols ask about it."""
+
+    def __init__(self, swim: Swim) -> None:
+        self._swim = swim
+
+    def is_gone(self, peer: PeerId) -> bool:
+        return self._swim.status(peer) in GONE
+
+    def is_reachable(self, peer: PeerId) -> bool:
+        return self._swim.is_reachable(peer)
+
+    def name(self, peer: PeerId) -> str:
+        info = self._swim.info(peer)
+        return f"peer {info.name or peer} ({peer})" if info is not None else f"peer {peer}"
+
+
+@dataclass
+class Follow:
+    """A pull that wants to know who holds its shard."""
+
+    model: str
+    shard: int
+    publication: Publication
+    watch: int = 0
+    read_at: float = 0.0
+    holders: tuple[Holder, ...] | None = None
+
+
+@dataclass
+class Lookup:
+    """A question about a model that belongs to no handle."""
+
+    deadline: float
+    request: int
+    what: str
+
+
+class Node:
+    """All protocols of one peer."""
+
+    def __init__(self, info: PeerInfo, config: Config, rng: random.Random) -> None:
+        self.info = info
+        self.outbox = Outbox()
+        self.swim = Swim(info, config.swim, random.Random(rng.getrandbits(64)))
+        self.directory = Directory(
+            info.peer_id,
+            config.directory,
+            random.Random(rng.getrandbits(64)),
+            admit=admit,
+            view=self.swim.view,
+        )
+        self.records = PendingRecords(self.directory)
+        self.liveness = SwimLiveness(self.swim)
+        self.shards: dict[Slot, ShardNode] = {}
+        self._follows: dict[int, Follow] = {}
+        self._lookups: dict[VerbId, Lookup] = {}
+        self._numbers = count(1)
+        self._config = config
+        self._members: tuple[PeerId, ...] = (info.peer_id,)
+
+    # --- verbs ---
+
+    def join(self, now: float, seeds: Sequence[str]) -> None:
+        """Look for the cluster through these addresses (swim.py)."""
+        self.swim.join(now, seeds)
+        self._settle(now)
+
+    def leave(self, now: float) -> None:
+        """Say goodbye to the members; handles are closed before."""
+        self.swim.leave(now)
+        self._settle(now)
+
+    def open(
+        self, now: float, number: VerbId, deadline: float, slot: Slot, num_shards: int
+    ) -> None:
+        """Claim a slot. Done(None), SlotTaken, or Timeout; on failure it is closed again."""
+        if slot in self.shards and not self.shards[slot].closed:
+            error = StateError(f"{slot} is open in this peer already: close that handle first")
+            self.outbox.emit(Failed(number, error))
+            return
+        shard = ShardNode(
+            self.info.peer_id,
+            slot,
+            num_shards,
+            self.records,
+            self.liveness,
+            self._config.group,
+            self._config.pull,
+        )
+        self.shards[slot] = shard
+        shard.open(now, number, deadline)
+        self._settle(now)
+
+    def publish(
+        self,
+        now: float,
+        number: VerbId,
+        deadline: float,
+        slot: Slot,
+        version: int,
+        rewind: bool,
+        layout: Layout,
+        endpoints: tuple[Endpoint, ...],
+    ) -> None:
+        """Publish what the slot has. Done(Publication)."""
+        self.shards[slot].publish(now, number, deadline, version, rewind, layout, endpoints)
+        self._settle(now)
+
+    def ask(
+        self, now: float, number: VerbId, deadline: float, slot: Slot, question: Question
+    ) -> None:
+        """Make the slot's next group call. Done(Answer)."""
+        self.shards[slot].ask(now, number, deadline, question)
+        self._settle(now)
+
+    def hold(
+        self,
+        now: float,
+        number: VerbId,
+        deadline: float,
+        slot: Slot,
+        answer: Answer,
+        layout: Layout,
+        endpoints: tuple[Endpoint, ...],
+        complete: bool,
+    ) -> None:
+        """Announce that a pull has begun, or is complete. Done(None)."""
+        self.shards[slot].hold(now, number, deadline, answer, layout, endpoints, complete)
+        self._settle(now)
+
+    def finish(self, now: float, slot: Slot, call: int) -> TensorHubError | None:
+        """The pull of this call succeeded; an error if the call was ended meanwhile."""
+        error = self.shards[slot].finish(now, call)
+        self._settle(now)
+        return error
+
+    def give_up(self, now: float, slot: Slot, call: int, reason: str) -> None:
+        """The publication of this call can't be had: end the call for the whole group."""
+        self.shards[slot].give_up(now, call, reason)
+        self._settle(now)
+
+    def unpublish(self, now: float, number: VerbId, deadline: float, slot: Slot) -> None:
+        """Withdraw what the slot has. Done(None)."""
+        self.shards[slot].unpublish(now, number, deadline)
+        self._settle(now)
+
+    def drop(self, now: float, slot: Slot) -> None:
+        """A pull failed: hide the slot's references at once."""
+        self.shards[slot].drop(now)
+        self._settle(now)
+
+    def close(self, now: float, number: VerbId, deadline: float, slot: Slot) -> None:
+        """Give the slot back. Done(None)."""
+        self.shards[slot].close(now, number, deadline)
+        self._settle(now)
+
+    def digested(
+        self, now: float, slot: Slot, publication: Publication, chunk: int, digest: bytes
+    ) -> None:
+        """The digest of a published chunk was taken."""
+        shard = self.shards.get(slot)
+        if shard is not None:
+            shard.digested(now, publication, chunk, digest)
+            self._settle(now)
+
+    def verified(
+        self, now: float, slot: Slot, publication: Publication, chunk: int, digest: bytes
+    ) -> None:
+        """A pull verified a chunk of the slot."""
+        shard = self.shards.get(slot)
+        if shard is not None:
+            shard.verified(now, publication, chunk, digest)
+            self._settle(now)
+
+    def versions(self, now: float, number: VerbId, deadline: float, model: str) -> None:
+        """Which versions exist. Done(tuple[VersionSummary, ...]), newest first."""
+
+        def then(now: float, registers: Registers) -> None:
+            if self._lookups.pop(number, None) is not None:
+                self.outbox.emit(Done(number, self._summaries(registers)))
+
+        lookup = Lookup(deadline, 0, f"versions of model {model!r}")
+        self._lookups[number] = lookup
+        lookup.request = self.records.read(now, versions_key(model), then)
+        self._settle(now)
+
+    def _summaries(self, registers: Registers) -> tuple[VersionSummary, ...]:
+        zones: dict[Publication, set[str]] = {}
+        for register, record in values(registers, VersionRecord):
+            info = self.swim.info(register.writer)
+            if info is not None and record.phase is not Phase.HIDDEN:
+                zones.setdefault(record.publication, set()).add(info.zone)
+        found = holdings(registers, self.liveness.is_reachable)
+        merged: dict[tuple[int, int], VersionSummary] = {}
+        for publication, holding in found.items():
+            if not holding.slots:
+                continue
+            before = merged.get(publication.order, VersionSummary(*publication.order, False, 0, ()))
+            merged[publication.order] = VersionSummary(
+                *publication.order,
+                before.whole or (holding.whole and holding.covered),
+                before.holders + holding.slots,
+                tuple(sorted({*before.zones, *zones.get(publication, ())})),
+            )
+        return tuple(merged[order] for order in sorted(merged, reverse=True))
+
+    # --- following the holders of a shard ---
+
+    def follow(self, now: float, model: str, shard: int, publication: Publication) -> int:
+        """Emit `HoldersChanged` with the returned number, now and at each change."""
+        number = next(self._numbers)
+        follow = self._follows[number] = Follow(model, shard, publication)
+        key = holders_key(model, shard)
+        follow.watch = self.records.watch(now, key, lambda now: self._read_holders(now, number))
+        self._read_holders(now, number)
+        self._settle(now)
+        return number
+
+    def unfollow(self, now: float, number: int) -> None:
+        follow = self._follows.pop(number, None)
+        if follow is not None:
+            self.records.unwatch(now, follow.watch)
+            self._settle(now)
+
+    def _read_holders(self, now: float, number: int) -> None:
+        follow = self._follows.get(number)
+        if follow is None:
+            return
+        follow.read_at = now + FOLLOW_INTERVAL
+
+        def then(now: float, registers: Registers) -> None:
+            current = self._follows.get(number)
+            if current is None:
+                return
+            holders = tuple(
+                Holder(register.writer, record.slot, record.phase)
+                for register, record in values(registers, HolderRecord)
+                if record.publication == current.publication
+                and record.phase is not Phase.HIDDEN
+                and self.liveness.is_reachable(register.writer)
+            )
+            if holders != current.holders:
+                current.holders = holders
+                self.outbox.emit(HoldersChanged(number, holders))
+
+        self.records.read(now, holders_key(follow.model, follow.shard), then)
+
+    # --- the machine's face ---
+
+    def receive(self, now: float, sender: PeerId, message: Message) -> None:
+        self._route(now, sender, message)
+        self._settle(now)
+
+    def tick(self, now: float) -> None:
+        self.swim.tick(now)
+        self.directory.tick(now)
+        for shard in self.shards.values():
+            shard.tick(now)
+        for number, follow in list(self._follows.items()):
+            if now >= follow.read_at:
+                self._read_holders(now, number)
+        for verb, lookup in list(self._lookups.items()):
+            if now >= lookup.deadline:
+                del self._lookups[verb]
+                self.records.cancel(lookup.request)
+                error = Timeout(f"reading {lookup.what}: its owners have not answered in time")
+                self.outbox.emit(Failed(verb, error))
+        self._settle(now)
+
+    def next_wakeup(self) -> float | None:
+        return earliest(
+            self.swim.next_wakeup(),
+            self.directory.next_wakeup(),
+            *(shard.next_wakeup() for shard in self.shards.values()),
+            *(follow.read_at for follow in self._follows.values()),
+            *(lookup.deadline for lookup in self._lookups.values()),
+        )
+
+    # --- routing ---
+
+    def _route(self, now: float, sender: PeerId, message: Message) -> None:
+        if isinstance(message, (PullOffer, PullUpdate, PullGone, LayoutPage)):
+            self.outbox.emit(PullMessage(sender, message))
+        elif isinstance(message, (PullHello, PullProgress, PullBye, LayoutRequest)):
+            self._route_to_slot(now, sender, message.slot, message)
+        elif isinstance(message, (SlotChallenge, SlotAnswer)):
+            self._route_to_slot(now, sender, message.slot, message)
+        elif isinstance(message, (Propose, Vote, Formed, MemberLeft, GroupMessage)):
+            slot = Slot(Group(message.group.model, message.group.replica), message.shard)
+            self._route_to_slot(now, sender, slot, message)
+        elif type(message).__name__.startswith("Directory"):
+            self.directory.receive(now, sender, message)
+        else:
+            self.swim.receive(now, sender, message)
+
+    def _route_to_slot(self, now: float, sender: PeerId, slot: Slot, message: Message) -> None:
+        shard = self.shards.get(slot)
+        if isinstance(message, SlotChallenge) and (shard is None or shard.closed):
+            self._reply(now, sender, SlotAnswer(slot, message.counter, holds=False))
+        elif isinstance(message, PullHello) and (shard is None or shard.server is None):
+            self._reply(now, sender, PullGone(message.pull, slot, "nothing is held here"))
+        elif shard is not None:
+            shard.receive(now, sender, message)
+
+    def _reply(self, now: float, to: PeerId, message: Message) -> None:
+        if to == self.info.peer_id:
+            self._route(now, to, message)
+        else:
+            self.outbox.send(to, message)
+
+    def _settle(self, now: float) -> None:
+        """Pass on what the machines put out, until all that is left is for the driver."""
+        while items := self._drain(now):
+            for item in items:
+                if isinstance(item, Send) and item.to == self.info.peer_id:
+                    self._route(now, item.to, item.message)
+                elif isinstance(item, (Send, SendTo)) or not self._take(now, item):
+                    self.outbox.items.append(item)
+
+    def _drain(self, now: float) -> list[Output]:
+        items = [*self.swim.outbox.drain(), *self.directory.outbox.drain()]
+        for shard in self.shards.values():
+            shard.pump(now)
+            items.extend(shard.outbox.drain())
+        return items
+
+    def _take(self, now: float, event: Event) -> bool:
+        """Act on an event; False if it is for the driver (too)."""
+        if isinstance(event, ViewLearnt):
+            self.swim.absorb(now, event.view)
+        elif isinstance(event, MemberForgotten):
+            self.directory.forget((event.peer,))
+        elif isinstance(event, MemberChanged):
+            self._member_changed(now, event)
+            return False
+        elif isinstance(event, Whole):
+            order = event.publication.order
+            self.swim.hint(event.model, *order)
+        elif isinstance(event, Refuted) and event.claim in GONE:
+            for shard in self.shards.values():
+                shard.declared_dead(now)
+        else:
+            return self.records.take(now, event)
+        return True
+
+    def _member_changed(self, now: float, event: MemberChanged) -> None:
+        members = self.swim.alive()
+        if members != self._members:
+            self._members = members
+            self.directory.members_changed(now, members)
+        if event.member.status in GONE:
+            for shard in list(self.shards.values()):
+                shard.peer_gone(now, event.member.peer_id)

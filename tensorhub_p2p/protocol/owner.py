@@ -1,0 +1,442 @@
+"""The owner's side of the directory: stores what others write, and answers what they read.
+
+Rules of this file. An `Owner` serves the keys that its own ring gives it. It never
+starts a write; what it merges it asks for. Whether a write is allowed is the admission
+policy's business (`Admit`), given from outside. Replies leave by `post`.
+
+Who sends what when:
+
+    DirectoryWrite -> DirectoryWritten      stored, or already superseded
+                   -> DirectoryRefused      the policy forbids it, or there is no room
+                   -> DirectoryMismatch     another owner list than by the own ring, or
+                                            the key is closed (warming.py)
+    DirectoryRead  -> DirectoryValue        or, from an owner that isn't warm yet,
+                                            DirectoryValue(warming) now and the full one
+                                            as soon as it is
+                   -> DirectoryMismatch     as above
+    DirectoryMerge -> DirectoryMerged       always: cold or warm, owner or not
+    DirectoryWatch -> DirectoryChanged      at each change, until `seconds` have passed;
+                                            several changes in a batch are told once
+
+A mismatch carries the sender's view of the members, and is answered by the other's, so
+that whoever is behind catches up at once; at most one view goes to a peer each
+`retry_interval`, the others are empty.
+
+A key is warmed when it is first asked for or written to, and when a change of the ring
+makes this peer a new owner of a key that it holds. What a former owner holds it keeps for
+a while, as new owners come to ask only when they hear of the key.
+
+What bounds it: `max_registers` in all, `max_key_registers` a key, `max_keys`, `max_watchers`
+a key. Beyond them new ones are refused (registers), told nothing (watchers), or left
+waiting until their deadline (reads of a new key).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from tensorhub_p2p.config import DirectoryConfig
+from tensorhub_p2p.protocol.identity import NOBODY, PeerId
+from tensorhub_p2p.protocol.machine import earliest
+from tensorhub_p2p.protocol.messages import (
+    DirectoryChanged,
+    DirectoryMerge,
+    DirectoryMerged,
+    DirectoryMismatch,
+    DirectoryRead,
+    DirectoryRefused,
+    DirectoryValue,
+    DirectoryWatch,
+    DirectoryWrite,
+    DirectoryWritten,
+    Key,
+    Message,
+    Register,
+    Rumour,
+    WholeMark,
+)
+from tensorhub_p2p.protocol.registers import Cell, merge, prune_marks
+from tensorhub_p2p.protocol.ring import Owners, Ring, owners_hash
+from tensorhub_p2p.protocol.warming import Debts, Past, same
+
+MAX_PARKED = 1024
+"""Reads of one key that wait for it to become warm."""
+MAX_DEPARTED = 10_000
+"""Members that left the ring and are remembered, to tell who returns."""
+RETURNED_LAPSE = 1.0
+"""Seconds for which a key waits for what returned members hold."""
+WARM_SPREAD = 0.1
+"""Seconds over which keys are warmed after a change of the ring, if nobody asks for them."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A write that the owner must not take; `because` is the register that forbids it."""
+
+    reason: str
+    because: Register | None = None
+
+
+Admit = Callable[[Key, Mapping[Cell, Register], Register], "Refusal | None"]
+"""Whether a register may be written, given all the registers that the owner holds of the key."""
+
+View = Callable[[], "tuple[Rumour, ...]"]
+Post = Callable[[float, PeerId, Message], None]
+
+
+def admit_all(_key: Key, _held: Mapping[Cell, Register], _register: Register) -> Refusal | None:
+    """The policy that forbids nothing."""
+    return None
+
+
+@dataclass
+class Held:
+    """One key at one owner."""
+
+    debts: Debts
+    touched: float
+    cells: dict[Cell, Register] = field(default_factory=dict)
+    merge: int = 0
+    """Number of the merge under way; an answer to an earlier one is stale."""
+    asked: dict[PeerId, None] = field(default_factory=dict)
+    """Peers asked in this round of the merge."""
+    ask_at: float = 0.0
+    parked: dict[tuple[PeerId, int], None] = field(default_factory=dict)
+    """Reads that wait until the key is warm: asker and request."""
+
+    def registers(self) -> tuple[Register, ...]:
+        return tuple(self.cells.values())
+
+
+class Owner:
+    """What one peer stores for the others."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        ring: Ring,
+        config: DirectoryConfig,
+        rng: Random,
+        admit: Admit,
+        view: View,
+        post: Post,
+    ) -> None:
+        self.me = me
+        self.ring = ring
+        self._config = config
+        self._rng = rng
+        self._admit = admit
+        self._view = view
+        self._post = post
+        self._held: dict[Key, Held] = {}
+        self._count = 0
+        """Registers held in all."""
+        self._past = Past()
+        self._members: frozenset[PeerId] = frozenset(ring.members)
+        self._reachable: frozenset[PeerId] = self._members
+        self._departed: dict[PeerId, None] = {}
+        self._warming: dict[Key, Held] = {}
+        self._merges: dict[int, Key] = {}
+        self._last_merge = 0
+        self._warm_at: float | None = None
+        self._watchers: dict[Key, dict[PeerId, float]] = {}
+        self._changed: dict[Key, None] = {}
+        self._tell_at: float | None = None
+        self._views_sent: dict[PeerId, float] = {}
+        self._sweep_at: float | None = None
+
+    def owners(self, key: Key) -> Owners:
+        return self.ring.owners(key, self._config.replicas)
+
+    # -- the four-part face --
+
+    def receive(self, now: float, sender: PeerId, message: Message) -> None:
+        if self._sweep_at is None:
+            self._sweep_at = now + self._config.watch_seconds
+        if isinstance(message, DirectoryWrite):
+            self._on_write(now, sender, message)
+        elif isinstance(message, DirectoryRead):
+            self._on_read(now, sender, message)
+        elif isinstance(message, DirectoryMerge):
+            self._on_merge(now, sender, message)
+        elif isinstance(message, DirectoryMerged):
+            self._on_merged(now, sender, message)
+        elif isinstance(message, DirectoryWatch):
+            self._on_watch(now, sender, message)
+
+    def tick(self, now: float) -> None:
+        if self._tell_at is not None:
+            self._tell_watchers(now)
+        if self._warm_at is not None and now >= self._warm_at:
+            self._warm_due(now)
+        if self._sweep_at is not None and now >= self._sweep_at:
+            self._sweep(now)
+
+    def next_wakeup(self) -> float | None:
+        return earliest(self._tell_at, self._warm_at, self._sweep_at)
+
+    # -- requests --
+
+    def _on_write(self, now: float, sender: PeerId, message: DirectoryWrite) -> None:
+        register = message.register
+        by_nobody = register.writer == NOBODY and isinstance(register.value, WholeMark)
+        if register.writer != sender and not by_nobody:
+            return
+        held = self._serving(now, sender, message)
+        if held is None:
+            return
+        before = held.cells.get(register.cell)
+        if before is None or register.order > before.order:
+            refusal = self._admit(message.key, held.cells, register)
+            if refusal is None and before is None:
+                refusal = self._room(held)
+            if refusal is not None:
+                refused = DirectoryRefused(message.request, refusal.reason, refusal.because)
+                self._post(now, sender, refused)
+                return
+            self._store(now, message.key, held, (register,))
+        self._post(now, sender, DirectoryWritten(message.request))
+
+    def _on_read(self, now: float, sender: PeerId, message: DirectoryRead) -> None:
+        held = self._serving(now, sender, message)
+        if held is None:
+            return
+        warm = held.debts.warm
+        self._post(now, sender, DirectoryValue(message.request, held.registers(), not warm))
+        if not warm and len(held.parked) < MAX_PARKED:
+            held.parked[(sender, message.request)] = None
+
+    def _serving(
+        self, now: float, sender: PeerId, message: DirectoryWrite | DirectoryRead
+    ) -> Held | None:
+        """The key, if this request may be answered; else the sender is told why not."""
+        key = message.key
+        owners = self.owners(key)
+        if self.me not in owners or message.owners_hash != owners_hash(owners):
+            self._disagree(now, sender, message.request)
+            return None
+        held = self._held.get(key)
+        if held is None:
+            held = self._take_up(now, key, owners, keep=isinstance(message, DirectoryWrite))
+            if held is None:
+                if isinstance(message, DirectoryWrite):
+                    self._post(now, sender, DirectoryRefused(message.request, "full"))
+                return None
+        held.touched = now
+        if held.debts.closed:
+            self._disagree(now, sender, message.request)
+            return None
+        if not held.debts.warm and (key not in self._warming or not held.merge):
+            self._ask(now, key, held)
+        return held
+
+    def _take_up(self, now: float, key: Key, owners: Owners, keep: bool) -> Held | None:
+        """A key that is heard of for the first time; None if there is no room for it.
+
+        One that is warm and empty needn't be remembered, unless something is to be kept.
+        """
+        held = Held(self._past.debts(self.me, key, self._config.replicas, owners), now)
+        if held.debts.settle(now, self._reachable.__contains__) and not keep:
+            return held
+        if len(self._held) >= self._config.max_keys:
+            return None
+        self._held[key] = held
+        return held
+
+    def _room(self, held: Held) -> Refusal | None:
+        full = self._count >= self._config.max_registers
+        if full or len(held.cells) >= self._config.max_key_registers:
+            return Refusal("full")
+        return None
+
+    def _store(self, now: float, key: Key, held: Held, registers: tuple[Register, ...]) -> None:
+        before = len(held.cells)
+        risen = merge(held.cells, registers)
+        if any(isinstance(register.value, WholeMark) for register in registers):
+            prune_marks(held.cells)
+        self._count += len(held.cells) - before
+        if risen and key in self._watchers:
+            self._changed[key] = None
+            self._tell_at = now if self._tell_at is None else self._tell_at
+
+    def _disagree(self, now: float, sender: PeerId, request: int) -> None:
+        """Tell the sender whom I know; at most one full view each retry interval."""
+        self._post(now, sender, DirectoryMismatch(request, self.view_for(now, sender)))
+
+    def view_for(self, now: float, peer: PeerId) -> tuple[Rumour, ...]:
+        """The own view for this peer, or nothing if it just got one."""
+        last = self._views_sent.get(peer)
+        if peer == self.me or (last is not None and now - last < self._config.retry_interval):
+            return ()
+        if len(self._views_sent) > 1024:
+            self._views_sent.clear()
+        self._views_sent[peer] = now
+        return self._view()
+
+    # -- watching --
+
+    def _on_watch(self, now: float, sender: PeerId, message: DirectoryWatch) -> None:
+        watchers = self._watchers.setdefault(message.key, {})
+        if message.seconds > 0:
+            seconds = min(message.seconds, 2 * self._config.watch_seconds)
+            if sender in watchers or len(watchers) < self._config.max_watchers:
+                watchers[sender] = now + seconds
+        else:
+            watchers.pop(sender, None)
+        if not watchers or len(self._watchers) > self._config.max_keys:
+            del self._watchers[message.key]
+
+    def _tell_watchers(self, now: float) -> None:
+        changed, self._changed, self._tell_at = self._changed, {}, None
+        for key in changed:
+            for peer, until in list(self._watchers.get(key, {}).items()):
+                if now < until:
+                    self._post(now, peer, DirectoryChanged(key))
+
+    # -- warming --
+
+    def ring_changed(self, now: float, ring: Ring, lingering: Collection[PeerId]) -> None:
+        """The ring has other members. `lingering` aren't in it, but may still answer."""
+        before, self.ring = self.ring, ring
+        members = frozenset(ring.members)
+        self._reachable = members.union(lingering)
+        if ring is before:
+            return
+        alone = all(member == self.me for member in before.members)
+        added = [m for m in ring.members if m not in self._members]
+        returned = [m for m in added if m in self._departed]
+        for member in before.members:
+            if member not in members:
+                self._departed[member] = None
+        for member in returned:
+            del self._departed[member]
+        while len(self._departed) > MAX_DEPARTED:
+            del self._departed[next(iter(self._departed))]
+        self._members = members
+        self._past.add(before)
+        if alone:
+            returned = added
+            self._past.add(Ring.of(added, ring.virtual_nodes))
+        others = Ring.of(returned, ring.virtual_nodes) if returned else None
+        for key, held in self._held.items():
+            self._reown(now, key, held, others, None if alone else now + RETURNED_LAPSE)
+
+    def _reown(
+        self, now: float, key: Key, held: Held, others: Ring | None, lapse: float | None
+    ) -> None:
+        """Adjust one key to the new ring."""
+        owners = self.owners(key)
+        if owners != held.debts.served:
+            held.debts.move(owners)
+            held.touched = now
+            self._end_merge(key, held)
+            if others is not None:
+                held.debts.owe(others.owners(key, self._config.replicas), lapse)
+        if self.me not in owners:
+            self._end_merge(key, held)
+            held.parked.clear()
+        elif not held.debts.warm:
+            soon = 0.0 if held.parked else self._rng.random() * WARM_SPREAD
+            self._warm_later(key, held, now + soon)
+
+    def _warm_later(self, key: Key, held: Held, when: float) -> None:
+        self._warming[key] = held
+        held.ask_at = when
+        self._warm_at = when if self._warm_at is None else min(self._warm_at, when)
+
+    def _warm_due(self, now: float) -> None:
+        due = [(key, held) for key, held in self._warming.items() if held.ask_at <= now]
+        for key, held in due:
+            held.asked.clear()
+            held.debts.reopen(now)
+            self._ask(now, key, held)
+        self._warm_at = min((h.ask_at for h in self._warming.values()), default=None)
+
+    def _ask(self, now: float, key: Key, held: Held) -> None:
+        """Ask those whose answers are wanted and who weren't asked in this round."""
+        reachable = self._reachable.__contains__
+        if held.debts.settle(now, reachable):
+            self._warmed(now, key, held)
+            return
+        if not held.merge:
+            self._last_merge += 1
+            held.merge = self._last_merge
+            self._merges[held.merge] = key
+        for peer in held.debts.to_ask(reachable):
+            if peer not in held.asked:
+                held.asked[peer] = None
+                ask = DirectoryMerge(held.merge, key, held.debts.served)
+                self._post(now, peer, ask)
+        self._warm_later(key, held, now + self._config.retry_interval)
+
+    def _end_merge(self, key: Key, held: Held) -> None:
+        self._warming.pop(key, None)
+        self._merges.pop(held.merge, None)
+        held.merge = 0
+        held.asked.clear()
+
+    def _warmed(self, now: float, key: Key, held: Held) -> None:
+        self._end_merge(key, held)
+        parked, held.parked = held.parked, {}
+        for asker, request in parked:
+            self._post(now, asker, DirectoryValue(request, held.registers()))
+
+    def _on_merge(self, now: float, sender: PeerId, message: DirectoryMerge) -> None:
+        key = message.key
+        owners = self.owners(key)
+        held = self._held.get(key)
+        if message.owners and not same(message.owners, owners):
+            self._disagree(now, sender, 0)
+            if self.me in owners:
+                held = held or self._take_up(now, key, owners, keep=True)
+                if held is None:
+                    return
+                held.debts.close(now + self._config.settle_seconds, message.owners)
+                held.parked.clear()
+                self._end_merge(key, held)
+                self._warm_later(key, held, now + self._config.settle_seconds)
+        debts = (
+            held.debts if held else self._past.debts(self.me, key, self._config.replicas, owners)
+        )
+        registers = held.registers() if held else ()
+        sets = (owners, *debts.owed)
+        self._post(now, sender, DirectoryMerged(message.request, registers, sets))
+
+    def _on_merged(self, now: float, sender: PeerId, message: DirectoryMerged) -> None:
+        key = self._merges.get(message.request)
+        held = self._held.get(key) if key is not None else None
+        if key is None or held is None or sender not in held.asked:
+            return
+        held.debts.told(sender, message.sets)
+        self._store(now, key, held, message.registers)
+        self._ask(now, key, held)
+
+    # -- forgetting --
+
+    def forget(self, writers: Collection[PeerId]) -> None:
+        """Drop all that these peers wrote; only for peers that are dead for good."""
+        gone = frozenset(writers)
+        for held in self._held.values():
+            for cell in [cell for cell in held.cells if cell[0] in gone]:
+                del held.cells[cell]
+                self._count -= 1
+
+    def _sweep(self, now: float) -> None:
+        """Drop lapsed watches, keys with nothing in them, and what was handed over long ago."""
+        self._sweep_at = now + self._config.watch_seconds
+        for key, watchers in list(self._watchers.items()):
+            for peer in [peer for peer, until in watchers.items() if until <= now]:
+                del watchers[peer]
+            if not watchers:
+                del self._watchers[key]
+        for key, held in list(self._held.items()):
+            idle = now - held.touched
+            former = self.me not in held.debts.served
+            if (former and idle > self._config.keep_former_seconds) or (
+                not held.cells and idle > self._config.watch_seconds and key not in self._warming
+            ):
+                self._end_merge(key, held)
+                self._count -= len(held.cells)
+                del self._held[key]

@@ -1,0 +1,348 @@
+"""What one slot holds, as the directory knows it: publishing, holding, withdrawing.
+
+Rules of this file. One `References` belongs to one handle. It writes the slot's two
+registers, at the versions key and at the holders key, and it decides when a publication
+may be given up. It moves no bytes; who is reading is serving.py's.
+
+Theory of operation.
+
+    EMPTY        nothing held, or hidden
+    ANNOUNCING   the registers are on their way to W owners
+    HELD         as PARTIAL (pulling) or READY: others find it
+    MARKING      step 1 of unpublishing: "withdrawing" to W owners, who refuse later marks
+    KEEPING      step 2: whole and pinned, and no other whole holder of this shard is
+                 reachable: wait until a reader has it all, or the pin ends
+    HIDING       step 4: hidden at W owners; from here on no digest is taken
+    (draining, step 5, is the server's)
+
+A publish is one write to each key, with no barrier and no leader; owners refuse it when
+they know of a higher whole version (admission.py), and it is taken back where they did
+not. What was never whole is aborted: it goes from MARKING to HIDING with no wait. Before
+HIDING the withdrawal can be taken back (`restore`): the caller's deadline passed.
+
+When the group's next generation is formed, a publication that is whole is re-issued
+under its id with the new generation; one that is not is aborted (`Aborted`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from tensorhub_p2p.config import GroupConfig
+from tensorhub_p2p.protocol.identity import Generation, PeerId, Publication, Slot
+from tensorhub_p2p.protocol.machine import Event, Outbox
+from tensorhub_p2p.protocol.messages import (
+    HolderRecord,
+    Key,
+    Phase,
+    Pin,
+    VersionRecord,
+    WholeMark,
+)
+from tensorhub_p2p.protocol.records import (
+    Liveness,
+    Records,
+    Refused,
+    Registers,
+    holders_key,
+    slot_name,
+    values,
+    versions_key,
+)
+from tensorhub_p2p.protocol.selection import holdings
+
+
+class RefState(Enum):
+    EMPTY = "nothing held"
+    ANNOUNCING = "writing the references"
+    HELD = "held"
+    MARKING = "writing that it withdraws"
+    KEEPING = "waiting for a reader that keeps the version"
+    HIDING = "hiding the references"
+
+
+class Announced(Event):
+    """The references are on W owners."""
+
+    def __init__(self, publication: Publication, phase: Phase) -> None:
+        self.publication = publication
+        self.phase = phase
+
+
+class Conflicts(Event):
+    """An owner refused the publish: `existing` stands in its way."""
+
+    def __init__(self, publication: Publication, existing: Publication | None, why: str) -> None:
+        self.publication = publication
+        self.existing = existing
+        self.why = why
+
+
+class Hidden(Event):
+    def __init__(self, publication: Publication) -> None:
+        self.publication = publication
+
+
+class Whole(Event):
+    """The publication that this slot published is whole, and marked so."""
+
+    def __init__(self, model: str, publication: Publication) -> None:
+        self.model = model
+        self.publication = publication
+
+
+class Aborted(Event):
+    """The publication was never whole when its generation ended: it is given up."""
+
+    def __init__(self, publication: Publication) -> None:
+        self.publication = publication
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the slot holds, and as what."""
+
+    publication: Publication
+    num_shards: int
+    num_bytes: int
+    phase: Phase
+    was_whole: bool
+
+
+class References:
+    """The slot's references."""
+
+    def __init__(
+        self, me: PeerId, slot: Slot, records: Records, liveness: Liveness, config: GroupConfig
+    ) -> None:
+        self.me = me
+        self.slot = slot
+        self.state = RefState.EMPTY
+        self.held: Held | None = None
+        self.generation = Generation(0, 0)
+        self.outbox = Outbox()
+        self.keeper_needed_by: tuple[str, ...] = ()
+        """While KEEPING: the groups whose pins hold the withdrawal back."""
+        self._round = 0
+        self._watch: int | None = None
+        self._retry_at: float | None = None
+        self._records = records
+        self._liveness = liveness
+        self._config = config
+
+    # --- holding ---
+
+    def publish(self, now: float, held: Held) -> None:
+        """Announce an own publication: `Announced` or `Conflicts` follows."""
+        self.held = held
+        self.state = RefState.ANNOUNCING
+
+        def then(now: float, refused: Refused | None) -> None:
+            if refused is None:
+                self.state = RefState.HELD
+                self.outbox.emit(Announced(held.publication, held.phase))
+                self._look_whole(now)
+                return
+            because = refused.because.value if refused.because else None
+            existing = getattr(because, "publication", None)
+            self._write(now, Phase.HIDDEN, lambda _now, _refused: None)
+            self._forget()
+            self.outbox.emit(Conflicts(held.publication, existing, refused.reason))
+
+        self._write(now, held.phase, then)
+
+    def _look_whole(self, now: float) -> None:
+        """The shard that is ready last sees all of them, and marks the version whole."""
+
+        def then(now: float, registers: Registers) -> None:
+            held = self.held
+            if held is None or self.state is not RefState.HELD:
+                return
+            found = holdings(registers, self._liveness.is_reachable).get(held.publication)
+            if found is not None and found.marked:
+                self._is_whole()
+            elif found is not None and found.whole:
+                mark = WholeMark(held.publication, held.num_shards)
+                self._records.mark(now, self._versions_key(), mark, marked)
+
+        def marked(now: float, refused: Refused | None) -> None:
+            if refused is None and self.state is RefState.HELD:
+                self._is_whole()
+
+        self._round += 1
+        self._read(now, then)
+
+    def _is_whole(self) -> None:
+        if self.held is not None:
+            self.held = _as_whole(self.held)
+            self.outbox.emit(Whole(self.slot.group.model, self.held.publication))
+
+    def hold(self, now: float, held: Held) -> None:
+        """Announce what a pull brings (PARTIAL) or brought (READY): `Announced` follows."""
+        self._end_wait(now)
+        self.held = held
+        self.state = RefState.ANNOUNCING
+
+        def then(now: float, refused: Refused | None) -> None:
+            self.state = RefState.HELD
+            self.outbox.emit(Announced(held.publication, held.phase))
+
+        self._write(now, held.phase, then)
+
+    def reissue(self, now: float, generation: Generation) -> None:
+        """A new generation was formed: keep what is whole, abort what is not."""
+        self.generation = generation
+        held = self.held
+        if held is None or self.state is not RefState.HELD:
+            return
+        if held.was_whole:
+            self._write(now, held.phase, lambda _now, _refused: None)
+            return
+
+        def then(now: float, registers: Registers) -> None:
+            if self.held is not held or self.state is not RefState.HELD:
+                return
+            found = holdings(registers, self._liveness.is_reachable).get(held.publication)
+            if found is not None and found.marked:
+                self.held = _as_whole(held)
+                self._write(now, held.phase, lambda _now, _refused: None)
+            else:
+                self._write(now, Phase.HIDDEN, lambda _now, _refused: None)
+                self._forget()
+                self.outbox.emit(Aborted(held.publication))
+
+        self._round += 1
+        self._read(now, then)
+
+    # --- withdrawing ---
+
+    def withdraw(self, now: float) -> None:
+        """Unpublish, steps 1 to 4: `Hidden` follows, unless `restore` comes first."""
+        assert self.held is not None
+        self.state = RefState.MARKING
+        self._write(now, Phase.WITHDRAWING, self._on_marked)
+
+    def _on_marked(self, now: float, refused: Refused | None) -> None:
+        if self.state is RefState.MARKING:
+            self.state = RefState.KEEPING
+            self._watch = self._records.watch(now, self._versions_key(), self._look_for_keeper)
+            self._look_for_keeper(now)
+
+    def _look_for_keeper(self, now: float) -> None:
+        if self.state is RefState.KEEPING:
+            self._retry_at = now + 4 * self._config.retry_interval
+            self._round += 1
+            self._read(now, self._on_keepers)
+
+    def _on_keepers(self, now: float, registers: Registers) -> None:
+        held = self.held
+        if self.state is not RefState.KEEPING or held is None:
+            return
+        found = holdings(registers, self._liveness.is_reachable).get(held.publication)
+        whole = held.was_whole or (found is not None and found.whole)
+        if whole and not held.was_whole:
+            held = self.held = _as_whole(held)
+        keepers = found.ready.get(self.slot.shard, set()) if found is not None else set()
+        self.keeper_needed_by = tuple(
+            str(pin.group)
+            for register, pin in values(registers, Pin)
+            if pin.publication == held.publication and self._liveness.is_reachable(register.writer)
+        )
+        if not whole or not self.keeper_needed_by or keepers - {self.me}:
+            self._end_wait(now)
+            self.state = RefState.HIDING
+            self._write(now, Phase.HIDDEN, self._on_hidden)
+
+    def _on_hidden(self, now: float, refused: Refused | None) -> None:
+        if self.state is RefState.HIDING and self.held is not None:
+            publication = self.held.publication
+            self._forget()
+            self.outbox.emit(Hidden(publication))
+
+    def restore(self, now: float) -> bool:
+        """Take a withdrawal back; False if it is too late (step 4 has begun)."""
+        if self.state not in {RefState.MARKING, RefState.KEEPING} or self.held is None:
+            return False
+        self._end_wait(now)
+        self.state = RefState.HELD
+        self._write(now, self.held.phase, lambda _now, _refused: None)
+        return True
+
+    def drop(self, now: float) -> None:
+        """Give the references up at once, with no step in between (a torn pull, a close)."""
+        if self.held is not None:
+            self._write(now, Phase.HIDDEN, lambda _now, _refused: None)
+        self._end_wait(now)
+        self._forget()
+
+    # --- small parts ---
+
+    def _forget(self) -> None:
+        self.held = None
+        self.state = RefState.EMPTY
+
+    def _end_wait(self, now: float) -> None:
+        self._retry_at = None
+        self._round += 1
+        if self._watch is not None:
+            self._records.unwatch(now, self._watch)
+            self._watch = None
+
+    def _versions_key(self) -> Key:
+        return versions_key(self.slot.group.model)
+
+    def _read(self, now: float, then: Callable[[float, Registers], None]) -> None:
+        this_round = self._round
+
+        def guarded(now: float, registers: Registers) -> None:
+            if self._round == this_round:
+                then(now, registers)
+
+        self._records.read(now, self._versions_key(), guarded)
+
+    def _write(
+        self, now: float, phase: Phase, then: Callable[[float, Refused | None], None]
+    ) -> None:
+        """Both registers; `then` is called once, when both are written or one was refused."""
+        held = self.held
+        assert held is not None
+        pending = 2
+
+        def written(now: float, refused: Refused | None) -> None:
+            nonlocal pending
+            if pending > 0:
+                pending = 0 if refused is not None else pending - 1
+                if pending == 0:
+                    then(now, refused)
+
+        version = VersionRecord(
+            self.slot, held.num_shards, held.publication, phase, self.generation, held.was_whole
+        )
+        holder = HolderRecord(self.slot, held.publication, phase, held.was_whole, held.num_bytes)
+        name, counter = slot_name(self.slot), self.generation.counter
+        self._records.write(now, self._versions_key(), name, counter, version, written)
+        key = holders_key(self.slot.group.model, self.slot.shard)
+        self._records.write(now, key, name, counter, holder, written)
+
+    def tick(self, now: float) -> None:
+        if self._retry_at is not None and now >= self._retry_at:
+            self._look_for_keeper(now)
+
+    def next_wakeup(self) -> float | None:
+        return self._retry_at
+
+    def waiting_for(self) -> str:
+        """For the error of whoever runs into a deadline."""
+        if self.state is RefState.KEEPING and self.keeper_needed_by:
+            groups = ", ".join(self.keeper_needed_by)
+            return (
+                f"{self.held and self.held.publication} is being pulled by {groups}, "
+                f"and nobody else has shard {self.slot.shard} yet"
+            )
+        return self.state.value
+
+
+def _as_whole(held: Held) -> Held:
+    return Held(held.publication, held.num_shards, held.num_bytes, held.phase, was_whole=True)

@@ -1,0 +1,94 @@
+"""What the group protocols ask of the directory, and of membership.
+
+Rules of this file: interfaces and pure readings of registers only. The machines in
+slots.py, election.py, calls.py and publishing.py see the directory through `Records`:
+a read or write is asked until it is answered (deadlines belong to the verb that waits),
+and the answer arrives as a call of `then`, later or at once, always with the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
+
+from tensorhub_p2p.protocol.identity import Group, PeerId, Slot
+from tensorhub_p2p.protocol.messages import Key, Register, Value, WholeMark
+
+Registers = tuple[Register, ...]
+V = TypeVar("V", bound=Value)
+
+
+class Refused:
+    """An owner refused a write; `because` is the register that forbids it."""
+
+    def __init__(self, reason: str, because: Register | None) -> None:
+        self.reason = reason
+        self.because = because
+
+
+class Records(Protocol):
+    """The directory, as one peer's group protocols use it."""
+
+    def read(self, now: float, key: Key, then: Callable[[float, Registers], None]) -> int:
+        """Read from R owners; withdrawn registers are left out. Returns a number to cancel by."""
+
+    def write(
+        self,
+        now: float,
+        key: Key,
+        name: str,
+        generation: int,
+        value: Value | None,
+        then: Callable[[float, Refused | None], None],
+    ) -> int:
+        """Write the own register `name` to W owners; None withdraws it."""
+
+    def mark(
+        self, now: float, key: Key, value: WholeMark, then: Callable[[float, Refused | None], None]
+    ) -> int:
+        """Write a mark that belongs to nobody to W owners."""
+
+    def cancel(self, request: int) -> None:
+        """Forget a request: its `then` is not called any more."""
+
+    def watch(self, now: float, key: Key, then: Callable[[float], None]) -> int:
+        """Call `then` whenever the key changed. May call it without a change."""
+
+    def unwatch(self, now: float, watch: int) -> None: ...
+
+
+class Liveness(Protocol):
+    """Membership, as the group protocols use it."""
+
+    def is_gone(self, peer: PeerId) -> bool:
+        """Declared dead, or left."""
+
+    def is_reachable(self, peer: PeerId) -> bool:
+        """Known, and neither dead nor left."""
+
+    def name(self, peer: PeerId) -> str:
+        """The peer's name and id, for messages to people."""
+
+
+def versions_key(model: str) -> Key:
+    return Key("versions", model)
+
+
+def holders_key(model: str, shard: int) -> Key:
+    return Key("holders", model, str(shard))
+
+
+def group_key(group: Group) -> Key:
+    return Key("group", group.model, group.replica)
+
+
+def slot_name(slot: Slot) -> str:
+    """The name of a slot's registers at every key: shard first, as replica names are free text."""
+    return f"{slot.shard}@{slot.group.replica}"
+
+
+def values(registers: Iterable[Register], kind: type[V]) -> Iterator[tuple[Register, V]]:
+    """The registers that hold a value of this kind, with the value."""
+    for register in registers:
+        if isinstance(register.value, kind):
+            yield register, register.value

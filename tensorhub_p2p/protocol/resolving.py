@@ -1,0 +1,180 @@
+"""From a question to a pinned publication: what a leader does to decide a call.
+
+Rules of this file. One `DirectoryResolver` belongs to one handle and works on one
+question at a time. It reads and writes the versions key and nothing else; the reading of
+registers is selection.py's.
+
+Theory of operation.
+
+    READING   read the versions key; nothing there that answers: wait for the key to change
+    MARKING   the answer is whole but not marked so: write the mark to W owners first (G3)
+    PINNING   write the pin to W owners; they refuse it for what was withdrawn meanwhile
+    PINNED    answered; the pin stays until `stop`
+
+A refusal, of mark or pin, sends it back to READING: the owners know better by now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from tensorhub_p2p.config import GroupConfig
+from tensorhub_p2p.protocol.identity import Generation, Slot
+from tensorhub_p2p.protocol.messages import Decision, Pin, Question, WholeMark
+from tensorhub_p2p.protocol.records import (
+    Liveness,
+    Records,
+    Refused,
+    Registers,
+    slot_name,
+    versions_key,
+)
+from tensorhub_p2p.protocol.selection import (
+    Floor,
+    Holding,
+    decision_of,
+    describe,
+    holdings,
+    select,
+)
+
+
+class ResolverState(Enum):
+    IDLE = "idle"
+    READING = "reading which versions exist"
+    MARKING = "marking the version whole"
+    PINNING = "pinning the version"
+    PINNED = "pinned"
+
+
+class DirectoryResolver:
+    """Resolves questions of one group from the directory."""
+
+    def __init__(
+        self, slot: Slot, records: Records, liveness: Liveness, config: GroupConfig
+    ) -> None:
+        self.slot = slot
+        self.state = ResolverState.IDLE
+        self.exists = ""
+        """What the last reading found, for errors."""
+        self.generation = Generation(0, 0)
+        """Of the group whose calls are resolved; set by whoever composes this."""
+        self._question: Question | None = None
+        self._call = 0
+        self._floor: Floor = (-1, -1)
+        self._then: Callable[[float, Decision], None] | None = None
+        self._pinned = False
+        self._watch: int | None = None
+        self._retry_at: float | None = None
+        self._round = 0
+        """Answers to requests of an earlier round mean nothing any more."""
+        self._records = records
+        self._liveness = liveness
+        self._config = config
+        self._key = versions_key(slot.group.model)
+
+    def resolve(
+        self,
+        now: float,
+        question: Question,
+        call: int,
+        floor: Floor,
+        then: Callable[[float, Decision], None],
+    ) -> None:
+        self._question, self._call, self._floor, self._then = question, call, floor, then
+        if self._watch is None:
+            self._watch = self._records.watch(now, self._key, self._changed)
+        self._read(now)
+
+    def stop(self, now: float) -> None:
+        self.state = ResolverState.IDLE
+        self._round += 1
+        self._retry_at = None
+        if self._watch is not None:
+            self._records.unwatch(now, self._watch)
+            self._watch = None
+        if self._pinned:
+            self._pinned = False
+            self._write_pin(now, None, lambda _now, _refused: None)
+
+    def _changed(self, now: float) -> None:
+        if self.state is ResolverState.READING:
+            self._read(now)
+
+    def _read(self, now: float) -> None:
+        self.state = ResolverState.READING
+        self._round += 1
+        self._retry_at = now + 4 * self._config.retry_interval
+        this_round = self._round
+
+        def then(now: float, registers: Registers) -> None:
+            if self._round == this_round:
+                self._on_registers(now, registers)
+
+        self._records.read(now, self._key, then)
+
+    def _on_registers(self, now: float, registers: Registers) -> None:
+        assert self._question is not None
+        found = holdings(registers, self._liveness.is_reachable)
+        self.exists = describe(found)
+        answer = select(self._question, found, self._floor)
+        if answer is None:
+            return
+        self._retry_at = None
+        if answer.marked:
+            self._pin(now, answer)
+        else:
+            self._mark(now, answer)
+
+    def _mark(self, now: float, answer: Holding) -> None:
+        self.state = ResolverState.MARKING
+        this_round = self._round
+
+        def then(now: float, refused: Refused | None) -> None:
+            if self._round != this_round:
+                return
+            if refused is None:
+                self._pin(now, answer)
+            else:
+                self._again(now)
+
+        mark = WholeMark(answer.publication, answer.num_shards)
+        self._records.mark(now, self._key, mark, then)
+
+    def _pin(self, now: float, answer: Holding) -> None:
+        self.state = ResolverState.PINNING
+        self._pinned = True
+        this_round = self._round
+
+        def then(now: float, refused: Refused | None) -> None:
+            if self._round != this_round:
+                return
+            if refused is None:
+                self.state = ResolverState.PINNED
+                assert self._then is not None
+                self._then(now, decision_of(answer))
+            else:
+                self._again(now)
+
+        pin = Pin(answer.publication, self.slot.group, self.generation, self._call)
+        self._write_pin(now, pin, then)
+
+    def _again(self, now: float) -> None:
+        """The owners refused: look again, but not in a tight loop."""
+        self.state = ResolverState.READING
+        self._round += 1
+        self._retry_at = now + self._config.retry_interval
+
+    def _write_pin(
+        self, now: float, pin: Pin | None, then: Callable[[float, Refused | None], None]
+    ) -> None:
+        name = f"pin/{slot_name(self.slot)}"
+        self._records.write(now, self._key, name, self.generation.counter, pin, then)
+
+    def tick(self, now: float) -> None:
+        if self._retry_at is not None and now >= self._retry_at:
+            self._read(now)
+
+    def next_wakeup(self) -> float | None:
+        return self._retry_at

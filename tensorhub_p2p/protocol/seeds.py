@@ -1,0 +1,116 @@
+"""Seeds: which bare addresses to dial, to join and to find back after a partition.
+
+Rules of this file. It picks addresses and times; swim.py sends what is sent there.
+
+Theory of operation. Until one seed has answered, all of them are dialled every
+`join_retry` seconds, except those found to be this very peer. From then on they are one way back
+among others: about every `redial_interval` one seed behind which no reachable member is
+known, and one member declared dead, are dialled. So the halves of a healed partition
+find each other, though each holds the other for dead, and a peer that started before its
+seeds finds them later. A seed is known by the peer that answered there, or by being a
+member's address: a name that resolves to it is as good.
+
+Bounds: as many seeds as the caller named; two dials an interval after the join.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from tensorhub_p2p.config import SwimConfig
+from tensorhub_p2p.protocol.identity import NOBODY, PeerId
+from tensorhub_p2p.protocol.members import Members
+from tensorhub_p2p.protocol.messages import Status
+
+
+class Seeds:
+    """The addresses this peer may join through, and what is known of each."""
+
+    def __init__(self, config: SwimConfig, rng: random.Random, members: Members) -> None:
+        self._config = config
+        self._rng = rng
+        self._members = members
+        self._answered_by: dict[str, PeerId | None] = {}
+        self._own: set[str] = set()
+        self._next_dial: float | None = None
+        self.joined = False
+
+    def name(self, now: float, addresses: Sequence[str]) -> None:
+        """These are the seeds; dial them from now on."""
+        self._answered_by.update(dict.fromkeys(addresses))
+        self._next_dial = now
+
+    def is_seed(self, address: str) -> bool:
+        return address in self._answered_by
+
+    def note_own(self, address: str) -> bool:
+        """This peer itself listens there; whether that is news about a seed."""
+        news = self.is_seed(address) and address not in self._own
+        self._own.add(address)
+        return news
+
+    def note_answer(self, address: str, peer: PeerId) -> None:
+        """This peer answered there."""
+        if self.is_seed(address):
+            self._answered_by[address] = peer
+
+    def note_joined(self, now: float) -> None:
+        """One answered: from now on seeds are dialled slowly, and only while they are missing."""
+        self.joined = True
+        self._next_dial = now + self._pause()
+
+    def start_redialling(self, now: float) -> None:
+        """Somebody was declared dead: look for it now and then."""
+        if self._next_dial is None:
+            self._next_dial = now + self._pause()
+
+    def due(self, now: float) -> list[str]:
+        """Addresses to dial now."""
+        if self._next_dial is None or now < self._next_dial:
+            return []
+        if self._joining():
+            self._next_dial = now + self._config.join_retry
+            return self._others()
+        self._next_dial = now + self._pause()
+        return self._pick(self._missing()) + self._pick(self._dead())
+
+    def next_wakeup(self) -> float | None:
+        if self._joining() or self._missing() or self._members.has_gone():
+            return self._next_dial
+        return None
+
+    def _joining(self) -> bool:
+        return not self.joined and bool(self._others())
+
+    def _others(self) -> list[str]:
+        """All seeds but the own addresses."""
+        return [address for address in self._answered_by if address not in self._own]
+
+    def _missing(self) -> list[str]:
+        """Seeds behind which no reachable member is known."""
+        return [
+            address
+            for address in self._others()
+            if not self._is_taken(address)
+            and not self._members.is_reachable(self._answered_by[address] or NOBODY)
+        ]
+
+    def _dead(self) -> list[str]:
+        """Addresses of members declared dead at which nobody else lives now."""
+        return [
+            address
+            for view in self._members.gone()
+            if view.status is Status.DEAD
+            for address in view.info.addresses[:1]
+            if address not in self._own and not self._is_taken(address)
+        ]
+
+    def _is_taken(self, address: str) -> bool:
+        return any(view.is_reachable for view in self._members.at(address))
+
+    def _pick(self, addresses: list[str]) -> list[str]:
+        return [self._rng.choice(addresses)] if addresses else []
+
+    def _pause(self) -> float:
+        return self._config.redial_interval * self._rng.uniform(0.5, 1.5)

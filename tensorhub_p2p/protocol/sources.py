@@ -1,0 +1,166 @@
+"""One source of one pull, as the puller sees it: its state, what it has, how it does.
+
+Rule of this file. A `Source` is what the swarm remembers about one holder; it decides
+nothing and sends nothing. Which source is asked, and for what, is decided in swarm.py.
+
+    known    --asked-->                         asking
+    asking   --offer-->                         open (granted) or waiting (its slots are full)
+    waiting  --granted later-->                 open;   open --rotated out--> waiting
+    asking, waiting, open --a fault-->          resting (asked again after a back-off)
+    any      --two mismatches-->                shunned (never asked again)
+    any      --membership says dead-->          dead
+
+Chunks in flight belong to the readers until they report, whatever became of the source
+meanwhile: a chunk is never in two readers' hands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from tensorhub_p2p.protocol.identity import PeerId, Slot
+from tensorhub_p2p.protocol.messages import Endpoint, Phase
+
+MAX_FAULTS_REMEMBERED = 8
+RATE_WEIGHT = 0.3
+"""Weight of the newest chunk in the moving average of a source's rate."""
+FARTHEST = 3
+"""Locality of a source about which nothing is known."""
+
+
+class SourceId(NamedTuple):
+    """Who, and which of its slots."""
+
+    peer: PeerId
+    slot: Slot
+
+    def __str__(self) -> str:
+        return f"{self.slot} at {self.peer}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A holder as the directory knows it. `locality`: 0 same host, 1 rack, 2 zone, 3 other."""
+
+    peer: PeerId
+    slot: Slot
+    phase: Phase
+    locality: int
+
+    @property
+    def source(self) -> SourceId:
+        return SourceId(self.peer, self.slot)
+
+
+class Fault(Enum):
+    """Why a chunk didn't arrive from a source. The value completes "source …"."""
+
+    MISMATCH = "sent bytes that don't match the digest"
+    GONE = "is gone"
+    WITHDREW = "withdrew the publication"
+    SILENT = "delivered nothing in time"
+    UNREACHABLE = "can't be reached by any transport"
+
+
+class SourceState(Enum):
+    KNOWN = "not asked"
+    ASKING = "asked, no answer yet"
+    WAITING = "its upload slots are full"
+    OPEN = "serving"
+    RESTING = "failed lately"
+    SHUNNED = "sent wrong bytes"
+    DEAD = "died"
+
+
+ANSWERED = frozenset({SourceState.OPEN, SourceState.WAITING})
+ACTIVE = ANSWERED | {SourceState.ASKING}
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What `peer.explain` tells about a source. `rate` in bytes a second, None if unmeasured."""
+
+    source: SourceId
+    locality: int
+    state: SourceState
+    bytes: int
+    chunks: int
+    mismatches: int
+    rate: float | None
+    notes: tuple[str, ...]
+    """What went wrong, oldest first, at most MAX_FAULTS_REMEMBERED."""
+
+
+@dataclass(eq=False)
+class Source:
+    """Sets of chunks are ints (bit c for chunk c), as `ChunkSet.bits`."""
+
+    id: SourceId
+    locality: int
+    phase: Phase
+    listed: bool
+    """The directory names it; otherwise only another source did."""
+    state: SourceState = SourceState.KNOWN
+    since: float = 0.0
+    """When it entered its state."""
+    have: int = 0
+    bad: int = 0
+    """Chunks of which it sent wrong bytes."""
+    endpoints: tuple[Endpoint, ...] = ()
+    in_flight: dict[int, float] = field(default_factory=dict)
+    """Chunk → when its reader was asked for it."""
+    retry_at: float = 0.0
+    """ASKING: when to ask again. RESTING: when it may be asked again."""
+    asks: int = 0
+    """Requests since it last began to be asked."""
+    streak: int = 0
+    """Faults since the last good chunk."""
+    told_at: float = 0.0
+    """When it last heard from us."""
+    told: tuple[bool, bool] = (False, False)
+    """Whether it heard that we have something, and that we know all digests."""
+    wanted: int = 0
+    """Chunks whose digests it was asked for last."""
+    owes_bye: bool = False
+    """It may hold a lease for us: say goodbye once nothing is in flight."""
+    bytes: int = 0
+    chunks: int = 0
+    mismatches: int = 0
+    rate: float | None = None
+    delivered_at: float = float("-inf")
+    notes: list[str] = field(default_factory=list)
+
+    def enter(self, now: float, state: SourceState) -> None:
+        self.state, self.since = state, now
+
+    def note(self, what: str) -> None:
+        """Remember for `explain`; the oldest note goes at the bound, repeats are not kept."""
+        if what not in self.notes:
+            self.notes.append(what)
+            del self.notes[:-MAX_FAULTS_REMEMBERED]
+
+    def delivered(self, now: float, num_bytes: int, asked: float) -> None:
+        """A good chunk came, asked for at `asked`; time behind its chunks before is not its own."""
+        self.bytes += num_bytes
+        self.chunks += 1
+        self.streak = 0
+        took = now - max(asked, self.delivered_at)
+        self.delivered_at = now
+        if took > 0:
+            rate = num_bytes / took
+            old = rate if self.rate is None else self.rate
+            self.rate = old + RATE_WEIGHT * (rate - old)
+
+    def facts(self) -> SourceFacts:
+        return SourceFacts(
+            source=self.id,
+            locality=self.locality,
+            state=self.state,
+            bytes=self.bytes,
+            chunks=self.chunks,
+            mismatches=self.mismatches,
+            rate=self.rate,
+            notes=tuple(self.notes),
+        )

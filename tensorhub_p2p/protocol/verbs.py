@@ -1,0 +1,89 @@
+"""Verbs: what a handle asks of the protocols, and how each one ends.
+
+Rules of this file. Values only. A verb has a number, a deadline and exactly one end:
+`Done` with a result, or `Failed` with a typed error. shard.py and node.py run them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorhub_p2p.errors import TensorHubError
+from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
+from tensorhub_p2p.protocol.machine import Event
+from tensorhub_p2p.protocol.messages import Message, Phase
+
+VerbId = int
+
+
+@dataclass(frozen=True)
+class Done(Event):
+    verb: VerbId
+    result: object
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    verb: VerbId
+    error: TensorHubError
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a group call."""
+
+    call: int
+    publication: Publication
+    num_shards: int
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Somebody who has a shard of a publication, for a pull to read from."""
+
+    peer: PeerId
+    slot: Slot
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class HoldersChanged(Event):
+    """The answer to a `follow`, at first and whenever it changed."""
+
+    follow: int
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True)
+class PullMessage(Event):
+    """A message for the pull that it names."""
+
+    sender: PeerId
+    message: Message
+
+
+@dataclass(frozen=True)
+class StopDigests(Event):
+    """The slot's publication is hidden, or aborted: no digest of it is taken from here on."""
+
+    slot: Slot
+    publication: Publication
+
+
+@dataclass(frozen=True)
+class PublicationLost(Event):
+    """The slot's publication was aborted: it was not whole when its group broke."""
+
+    slot: Slot
+    publication: Publication
+
+
+@dataclass(frozen=True)
+class VersionSummary:
+    """One version of a model, as the directory knows it."""
+
+    epoch: int
+    version: int
+    whole: bool
+    holders: int
+    zones: tuple[str, ...]

@@ -1,0 +1,1 @@
+"""Where the protocols run: one control thread a peer, its sockets, and the real clock."""

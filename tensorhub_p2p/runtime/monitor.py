@@ -1,0 +1,196 @@
+"""What one outgoing connection is doing, told from ZeroMQ's socket events.
+
+Rules of this file. Events in, facts out; nothing here opens, closes or waits. A link is
+one numeric address that this peer dials. Only the dialling side is watched: what another
+peer does with *its* connections to us says nothing about ours.
+
+    CLOSED ──open──> DIALLING ──CONNECTED──> GREETING ──HANDSHAKE_SUCCEEDED──> UP
+      ^                 │ CONNECT_RETRIED        │ DISCONNECTED                │ DISCONNECTED
+      └── UNREACHABLE ──┘        REFUSED, SILENT ┘                        LOST ┘
+
+What ZeroMQ 4.3 reports, measured: a wrong secret, and plain against CURVE either way, show
+CONNECTED, then (mostly) HANDSHAKE_FAILED_*, then DISCONNECTED within milliseconds; so does
+a server that speaks something else. After a protocol error ZeroMQ never retries by itself.
+A stopped process accepts (its kernel does) and then says nothing until HANDSHAKE_IVL. Hence
+the time spent GREETING tells "refused" from "silent". A dial that fails ends in
+CONNECT_RETRIED without a reason: `redial.py` finds the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeVar
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from tensorhub_p2p.protocol.identity import PeerId
+
+MAX_USERS_OF_A_LINK = 8
+"""Peers and names that a link remembers: more than one or two only after restarts."""
+
+_SILENT_FROM = 0.8
+"""Part of the handshake timeout from which a failed greeting counts as silence, not refusal."""
+
+
+class Fact(Enum):
+    """What became known about an address that is dialled."""
+
+    UP = "connected"
+    LOST = "the connection ended"
+    GONE = "nobody listens: connection refused"
+    REFUSED = "reached, but it refuses the handshake: another secret, or no peer of ours"
+    SILENT = "reached, but it does not answer the handshake: paused, or no peer of ours"
+    UNREACHABLE = "can't be reached"
+
+
+@dataclass(frozen=True)
+class LinkFact:
+    """One fact, with whom it concerns.
+
+    `address` is the numeric one that was dialled, `names` the addresses under which callers
+    know it, `peers` those that messages on this link were meant for. `count` is how many
+    times in a row this same fact has shown.
+    """
+
+    fact: Fact
+    address: str
+    names: tuple[str, ...]
+    peers: tuple[PeerId, ...]
+    count: int
+    detail: str = ""
+
+
+class LinkState(Enum):
+    CLOSED = "closed"
+    DIALLING = "dialling"
+    GREETING = "greeting"
+    UP = "up"
+
+
+@dataclass
+class Link:
+    """One numeric address that this peer dials, and what has become of it."""
+
+    address: str
+    state: LinkState = LinkState.CLOSED
+    routing_id: bytes = b""
+    """Names the current connection at the socket; a fresh one for each."""
+    opened_at: float = 0.0
+    greeting_since: float = 0.0
+    rests_until: float = float("-inf")
+    """Not dialled before: late events of the failed connection must not meet the next one."""
+    last: Fact | None = None
+    count: int = 0
+    detail: str = ""
+    names: dict[str, None] = field(default_factory=dict)
+    peers: dict[PeerId, None] = field(default_factory=dict)
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://{self.address}"
+
+    def used_for(self, destination: Iterable[str], peer: PeerId) -> None:
+        """Remember who is reached here, and under which addresses."""
+        for name in destination:
+            _remember(self.names, name)
+        if peer:
+            _remember(self.peers, peer)
+
+    def note(self, fact: Fact, detail: str = "") -> LinkFact:
+        """This became known: count repetitions, and say it."""
+        self.count = self.count + 1 if fact is self.last else 1
+        self.last = fact
+        self.detail = detail
+        return LinkFact(
+            fact, self.address, tuple(self.names), tuple(self.peers), self.count, detail
+        )
+
+    def describe(self) -> str:
+        """For error messages."""
+        if self.last is None:
+            return f"{self.state.value}, no answer yet"
+        times = f", {self.count} times in a row" if self.count > 1 else ""
+        return f"{self.last.value}{f' ({self.detail})' if self.detail else ''}{times}"
+
+
+_Key = TypeVar("_Key", bound=str)
+
+
+def _remember(latest: dict[_Key, None], key: _Key) -> None:
+    if key not in latest:
+        latest[key] = None
+        if len(latest) > MAX_USERS_OF_A_LINK:
+            del latest[next(iter(latest))]
+
+
+_STEPS: dict[tuple[LinkState, int], tuple[LinkState, Fact | None]] = {
+    (LinkState.DIALLING, zmq.EVENT_CONNECTED): (LinkState.GREETING, None),
+    (LinkState.DIALLING, zmq.EVENT_CONNECT_RETRIED): (LinkState.CLOSED, Fact.UNREACHABLE),
+    (LinkState.GREETING, zmq.EVENT_HANDSHAKE_SUCCEEDED): (LinkState.UP, Fact.UP),
+    (LinkState.GREETING, zmq.EVENT_DISCONNECTED): (LinkState.CLOSED, Fact.REFUSED),
+    (LinkState.UP, zmq.EVENT_DISCONNECTED): (LinkState.CLOSED, Fact.LOST),
+}
+"""Everything else changes nothing, such as the CONNECT_RETRIED that follows a DISCONNECTED."""
+
+
+def advance(link: Link, event: int, now: float, handshake_timeout: float) -> Fact | None:
+    """Let one socket event act on its link; the fact that it amounts to, if any.
+
+    UNREACHABLE here means that the dial failed for a reason still to be found out.
+    """
+    step = _STEPS.get((link.state, event))
+    if step is None:
+        return None
+    link.state, fact = step
+    if link.state is LinkState.GREETING:
+        link.greeting_since = now
+    waited = now - link.greeting_since
+    if fact is Fact.REFUSED and waited >= _SILENT_FROM * handshake_timeout:
+        return Fact.SILENT
+    return fact
+
+
+WATCHED_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+)
+
+
+class Monitor:
+    """The event stream of one socket that dials.
+
+    Its queue has no limit: with one, a control thread that Python's lock keeps from
+    reading would in the end block ZeroMQ's I/O thread. What fills it is bounded by the
+    connections, and each reports a few events a retry.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], watched: zmq.Socket[bytes]) -> None:
+        where = f"inproc://monitor-{id(watched)}"
+        watched.monitor(where, WATCHED_EVENTS)
+        self._watched = watched
+        self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self._events.setsockopt(zmq.RCVHWM, 0)
+        self._events.connect(where)
+
+    def fileno(self) -> int:
+        return int(self._events.getsockopt(zmq.FD))
+
+    def read(self) -> list[tuple[int, str]]:
+        """All events so far: (event, endpoint)."""
+        events: list[tuple[int, str]] = []
+        while True:
+            try:
+                frames = self._events.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return events
+            event = parse_monitor_message(frames)
+            events.append((int(event["event"]), event["endpoint"].decode("ascii", "replace")))
+
+    def close(self) -> None:
+        self._watched.disable_monitor()
+        self._events.close(linger=0)

@@ -1,0 +1,1 @@
+"""The same protocol code under a virtual clock and a seeded network."""

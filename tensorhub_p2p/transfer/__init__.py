@@ -1,0 +1,1 @@
+"""How bytes move: memory, digests, credentials and the transports. Decides nothing."""

@@ -1,0 +1,193 @@
+"""Digests of chunks: xxh3, 128 bits, over a chunk's bytes; and the thread that takes them.
+
+Rule of this file. It reads registered memory and reports digests; it doesn't know what
+they are for.
+
+Theory. `publish` must not wait for digests, so one thread per process takes them in the
+background (xxhash releases the GIL for all but tiny buffers). Chunks that somebody asked
+for come first, over all jobs; the rest goes round robin among the jobs. `cancel` is a
+fence: when it returns, no digest of that job is being taken or ever will be, so the
+memory may change. A chunk is at most 16 MiB: a millisecond or two.
+
+Bounds: a job holds two sets of its chunks, nothing per chunk; jobs are as many as there
+are published handles.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import xxhash
+
+from tensorhub_p2p.errors import StateError
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.transfer.memory import Region, view
+from tensorhub_p2p.transfer.scratch import Scratch, are_small
+
+DIGEST_BYTES = 16
+ChunkHasher = xxhash.xxh3_128
+"""`update(buffer)`, then `digest()`: 16 bytes."""
+
+_log = logging.getLogger(__name__)
+
+
+def update(
+    hasher: xxhash.xxh3_128, region: Region, start: int, length: int, scratch: Scratch
+) -> None:
+    """Feed the bytes [start, start + length) of the region to the hasher, in order."""
+    iov = region.pieces(start, length)
+    if not are_small(iov, length):
+        for i in range(0, len(iov), 2):
+            hasher.update(view(iov[i], iov[i + 1]))
+        return
+    end = start + length
+    while start < end:
+        step = min(scratch.size, end - start)
+        scratch.gather(region.pieces(start, step))
+        hasher.update(scratch.memory[:step])
+        start += step
+
+
+def digest(region: Region, chunk: int, scratch: Scratch) -> bytes:
+    """The digest of one chunk as it is in memory now."""
+    hasher = ChunkHasher()
+    update(hasher, region, *region.layout.chunk_range(chunk), scratch)
+    return hasher.digest()
+
+
+class DigestJob:
+    """The digests of one publication, being taken. Made by `Digester.submit`."""
+
+    def __init__(
+        self,
+        digester: Digester,
+        region: Region,
+        chunks: ChunkSet,
+        done: Callable[[int, bytes], None],
+    ) -> None:
+        self._digester = digester
+        self._region = region
+        self._done = done
+        self._waiting = chunks
+        self._rest = iter(chunks.copy())
+        self._asked: deque[int] = deque()
+        self.failure: BaseException | None = None
+        """Why the job ended early, if it did."""
+
+    def prefer(self, chunks: Iterable[int]) -> None:
+        """Somebody waits for these: take them next. Those already taken are ignored."""
+        self._digester._prefer(self, chunks)
+
+    def cancel(self) -> None:
+        """Take no more. On return none is being taken; `done` is not called any more.
+
+        Called from `done` itself it only does the former.
+        """
+        self._digester._cancel(self)
+
+    def _next(self) -> int | None:
+        while self._asked:
+            chunk = self._asked.popleft()
+            if chunk in self._waiting:
+                return chunk
+        return next((chunk for chunk in self._rest if chunk in self._waiting), None)
+
+
+class Digester:
+    """The one thread that takes digests. It starts with the first job."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._jobs: deque[DigestJob] = deque()
+        self._running: DigestJob | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(
+        self, region: Region, chunks: Iterable[int], done: Callable[[int, bytes], None]
+    ) -> DigestJob:
+        """Take the digests of these chunks; `done(chunk, digest)` is called for each, here.
+
+        `done` runs on the digest thread and must be quick. If it raises, the job ends
+        and keeps the exception as its `failure`.
+        """
+        job = DigestJob(self, region, ChunkSet.of(region.layout.num_chunks, chunks), done)
+        with self._changed:
+            if self._closed:
+                raise StateError("the peer is closed: no more digests are taken")
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="tensorhub_p2p-digest", daemon=True
+                )
+                self._thread.start()
+            self._jobs.append(job)
+            self._changed.notify_all()
+        return job
+
+    def close(self) -> None:
+        """Cancel all jobs and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._jobs.clear()
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _prefer(self, job: DigestJob, chunks: Iterable[int]) -> None:
+        with self._changed:
+            if job in self._jobs:
+                job._asked.extend(c for c in chunks if c in job._waiting and c not in job._asked)
+
+    def _cancel(self, job: DigestJob) -> None:
+        with self._changed:
+            if job in self._jobs:
+                self._jobs.remove(job)
+            if threading.current_thread() is not self._thread:
+                self._changed.wait_for(lambda: self._running is not job)
+
+    def _work(self) -> None:
+        scratch = Scratch()
+        try:
+            while (step := self._take()) is not None:
+                job, chunk = step
+                try:
+                    job._done(chunk, digest(job._region, chunk, scratch))
+                except Exception as error:  # noqa: BLE001  a job's fault must not end the others
+                    job.failure = error
+                    _log.exception("taking digests of %r ended early", job._region.layout)
+                self._finished(job)
+        finally:
+            scratch.close()
+
+    def _take(self) -> tuple[DigestJob, int] | None:
+        """The next chunk to take, waiting for one; None when closed."""
+        with self._changed:
+            while not self._closed:
+                asked = next((job for job in self._jobs if job._asked), None)
+                if asked is not None:  # to the front: it is next
+                    self._jobs.remove(asked)
+                    self._jobs.appendleft(asked)
+                if not self._jobs:
+                    self._changed.wait()
+                    continue
+                job = self._jobs[0]
+                chunk = job._next()
+                if chunk is None:
+                    self._jobs.popleft()
+                    continue
+                job._waiting.discard(chunk)
+                self._jobs.rotate(-1)
+                self._running = job
+                return job, chunk
+            return None
+
+    def _finished(self, job: DigestJob) -> None:
+        with self._changed:
+            self._running = None
+            if job.failure is not None and job in self._jobs:
+                self._jobs.remove(job)
+            self._changed.notify_all()

@@ -1,0 +1,318 @@
+"""Reading another process's memory on the same machine: Linux cross-memory attach.
+
+Rule of this file. One system call, `process_vm_readv`, moves bytes straight from the
+source's tensors into the puller's. The source's Python does nothing, not even when its
+GIL is held or the process is stopped.
+
+Theory. An endpoint names the machine (boot id, pid namespace, label), the process, and
+three addresses in it: a *seal* of 32 bytes and the table of the region's pieces. The seal
+is a number drawn by the process and one drawn for the export. Every read fetches the seal
+as its first vector, in the same call as the bytes: a process that took over the pid has
+another first half, so its memory is never taken for the source's; a withdrawn export has
+another second half (zero, then whatever uses the seal next). A withdrawal that comes
+between the two vectors shows in the digest. `connect` reads the table the same way, so the
+endpoint stays small however many tensors there are.
+
+Permission. The same user, and where Yama restricts ptrace, PR_SET_PTRACER by the
+source. A refusal is a CannotReach that says what the machine's settings are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import sys
+import threading
+import time
+from array import array
+from typing import Annotated, NamedTuple, NoReturn
+
+import msgspec
+import xxhash
+from msgspec import Meta
+
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.protocol.layout import MAX_BYTES, MAX_TENSORS
+from tensorhub_p2p.transfer.memory import IOV_MAX, Extents, Region, address_of, view
+from tensorhub_p2p.transfer.scratch import STEP_BYTES, Scratch, are_small
+from tensorhub_p2p.transfer.transports.base import (
+    CannotReach,
+    Reader,
+    ReadFailed,
+    SourceGone,
+    SourceSilent,
+    SourceWithdrew,
+    Transport,
+)
+
+HALF_SEAL = 16
+SEAL_BYTES = 2 * HALF_SEAL
+
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Half = Annotated[bytes, Meta(min_length=HALF_SEAL, max_length=HALF_SEAL)]
+Address = Annotated[int, Meta(ge=0)]
+
+
+class _Endpoint(msgspec.Struct, frozen=True, array_like=True):
+    host: str
+    pid: Annotated[int, Meta(gt=0, lt=1 << 31)]
+    process: Half
+    export: Half
+    seal: Address
+    addresses: Address
+    lengths: Address
+    pieces: Annotated[int, Meta(ge=0, le=MAX_TENSORS)]
+    num_bytes: Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Endpoint).decode
+
+
+def host_id(label: str = "") -> str:
+    """What two processes share when they can address each other by pid: boot and namespace.
+
+    `label` is free text, for keeping apart what the kernel calls one machine.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:  # not Linux, or no /proc: nothing here is shared with anybody
+        return f"unknown-{secrets.token_hex(8)}/{label}"
+    return f"{boot}/{namespace}/{label}"
+
+
+def _read_memory(pid: int, local: array[int], remote: array[int]) -> int:
+    """One process_vm_readv; returns the bytes, raises OSError."""
+    moved: int = _libc.process_vm_readv(
+        pid, address_of(local), len(local) // 2, address_of(remote), len(remote) // 2, 0
+    )
+    if moved < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return moved
+
+
+def _probe() -> str | None:
+    """Why process_vm_readv can't be used here; None if reading the own memory works."""
+    if not sys.platform.startswith("linux") or not hasattr(_libc, "process_vm_readv"):
+        return "process_vm_readv needs Linux"
+    _libc.process_vm_readv.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    ]
+    _libc.process_vm_readv.restype = ctypes.c_ssize_t
+    source, target = array("Q", [secrets.randbits(64)]), array("Q", [0])
+    try:
+        _read_memory(
+            os.getpid(),
+            array("Q", [address_of(target), 8]),
+            array("Q", [address_of(source), 8]),
+        )
+    except OSError as error:
+        return f"process_vm_readv is not permitted here ({error.strerror}): seccomp?"
+    return None if source == target else "process_vm_readv returns wrong bytes"
+
+
+def _permission_hint() -> str:
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
+            return f"ptrace_scope is {file.read().strip()}; the same user must run both processes"
+    except OSError:
+        return "the same user must run both processes"
+
+
+class _Sealed(NamedTuple):
+    """An export and all that must stay where it is while others may read it."""
+
+    region: Region
+    seal: ctypes.Array[ctypes.c_char]
+
+
+class CmaTransport(Transport):
+    """process_vm_readv between processes of one machine."""
+
+    name = "cma"
+
+    def __init__(self, host: str = "") -> None:
+        """`host` is the label in `host_id`."""
+        self.host = host_id(host)
+        self._unavailable = _probe()
+        self._process = secrets.token_bytes(HALF_SEAL)
+        self._lock = threading.Lock()
+        self._exports: dict[bytes, _Sealed] = {}
+        # Seals are never freed: a late reader must find a seal there, and no other data.
+        self._free_seals: list[ctypes.Array[ctypes.c_char]] = []
+
+    def unavailable(self) -> str | None:
+        return self._unavailable
+
+    def export(self, region: Region, allowed: ChunkSet) -> bytes:
+        # May fail (no Yama): then nothing restricts ptrace in the first place.
+        _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
+        extents, export = region.extents, secrets.token_bytes(HALF_SEAL)
+        with self._lock:
+            seal = self._free_seals.pop() if self._free_seals else _new_seal()
+            seal.raw = self._process + export
+            self._exports[export] = _Sealed(region, seal)
+        return _encode(
+            _Endpoint(
+                self.host,
+                os.getpid(),
+                self._process,
+                export,
+                ctypes.addressof(seal),
+                address_of(extents.addresses),
+                address_of(extents.lengths),
+                len(extents),
+                extents.num_bytes,
+            )
+        )
+
+    def withdraw(self, endpoint: bytes) -> None:
+        export = _decode(endpoint).export
+        with self._lock:
+            sealed = self._exports.pop(export, None)
+            if sealed is not None:
+                sealed.seal.raw = self._process + bytes(HALF_SEAL)
+                self._free_seals.append(sealed.seal)
+
+    def drain(self, endpoint: bytes, deadline: float) -> None:
+        self.withdraw(endpoint)
+
+    def reachable(self, endpoint: bytes) -> str | None:
+        if self._unavailable is not None:
+            return self._unavailable
+        try:
+            host = _decode(endpoint).host
+        except msgspec.DecodeError as error:
+            return f"its endpoint can't be read: {error}"
+        return None if host == self.host else "it is on another machine, or in another container"
+
+    def connect(self, endpoint: bytes, deadline: float) -> Reader:
+        reason = self.reachable(endpoint)
+        if reason is not None:
+            raise CannotReach(f"cma: {reason}")
+        return CmaReader(_decode(endpoint))
+
+    def close(self) -> None:
+        with self._lock:
+            for sealed in self._exports.values():
+                sealed.seal.raw = bytes(SEAL_BYTES)
+                self._free_seals.append(sealed.seal)
+            self._exports.clear()
+
+
+def _new_seal() -> ctypes.Array[ctypes.c_char]:
+    return (ctypes.c_char * SEAL_BYTES)()
+
+
+class CmaReader(Reader):
+    """Reads one region of one process."""
+
+    def __init__(self, endpoint: _Endpoint) -> None:
+        self._endpoint = endpoint
+        self._name = f"cma: process {endpoint.pid}"
+        self._expected = endpoint.process + endpoint.export
+        self._seal = (ctypes.c_char * SEAL_BYTES)()
+        self._local_seal = array("Q", [ctypes.addressof(self._seal), SEAL_BYTES])
+        self._remote_seal = array("Q", [endpoint.seal, SEAL_BYTES])
+        self._closed = False
+        self._scratch: Scratch | None = None
+        self._sealed_read(array("Q"), array("Q"))
+        self._table = Extents.of_table(
+            self._read_words(endpoint.addresses), self._read_words(endpoint.lengths)
+        )
+        if self._table.num_bytes != endpoint.num_bytes:
+            raise SourceWithdrew(f"{self._name} changed its table of memory while it was read")
+
+    def _read_words(self, source: int) -> array[int]:
+        """One column of the source's table, from its memory."""
+        words = array("Q", bytes(8 * self._endpoint.pieces))
+        done, due = 0, 8 * self._endpoint.pieces
+        while done < due:
+            local = array("Q", [address_of(words) + done, due - done])
+            done += self._sealed_read(local, array("Q", [source + done, due - done]))
+        return words
+
+    def read(
+        self, start: int, length: int, into: Region, deadline: float, hasher: xxhash.xxh3_128
+    ) -> None:
+        if into.read_only or into.layout.num_bytes != self._endpoint.num_bytes:
+            raise ValueError("the target is published, or its layout is not the source's")
+        end = start + length
+        while start < end:
+            if self._closed:
+                raise SourceGone(f"{self._name}: the reader was closed")
+            if time.monotonic() > deadline:
+                raise SourceSilent(f"{self._name}: the deadline passed at byte {start}")
+            start += self._step(start, min(STEP_BYTES, end - start), into, hasher)
+
+    def _step(self, start: int, length: int, into: Region, hasher: xxhash.xxh3_128) -> int:
+        """Read and hash some bytes, at most `length`; returns how many.
+
+        The kernel stops where either side's vectors end, so it may be fewer.
+        """
+        remote = self._table.pieces(start, length, IOV_MAX - 1)
+        local = into.pieces(start, length, IOV_MAX - 1)
+        if are_small(local, length):
+            return self._step_gathered(start, remote, into, hasher)
+        moved = left = self._sealed_read(local, remote)
+        for i in range(0, len(local), 2):
+            piece = min(local[i + 1], left)
+            hasher.update(view(local[i], piece))
+            left -= piece
+        return moved
+
+    def _step_gathered(
+        self, start: int, remote: array[int], into: Region, hasher: xxhash.xxh3_128
+    ) -> int:
+        """The same through a scratch buffer: one vector and one hash for many small tensors."""
+        if self._scratch is None:
+            self._scratch = Scratch(STEP_BYTES)
+        moved = self._sealed_read(array("Q", [self._scratch.address, STEP_BYTES]), remote)
+        hasher.update(self._scratch.memory[:moved])
+        self._scratch.scatter(into.pieces(start, moved))
+        return moved
+
+    def _sealed_read(self, local: array[int], remote: array[int]) -> int:
+        """Read some of `remote` into `local`, and the seal with it; returns the bytes, not 0."""
+        try:
+            moved = _read_memory(
+                self._endpoint.pid, self._local_seal + local, self._remote_seal + remote
+            )
+        except OSError as error:
+            self._fail(error)
+        seal = self._seal.raw
+        if moved < SEAL_BYTES or seal[:HALF_SEAL] != self._expected[:HALF_SEAL]:
+            raise SourceGone(f"{self._name} is another process by now, or closed its peer")
+        if seal != self._expected:
+            raise SourceWithdrew(f"{self._name} withdrew these tensors")
+        if local and moved == SEAL_BYTES:
+            raise SourceWithdrew(f"{self._name} freed the memory, or it was freed here")
+        return moved - SEAL_BYTES
+
+    def _fail(self, error: OSError) -> NoReturn:
+        if error.errno == errno.ESRCH:
+            raise SourceGone(f"{self._name} has ended") from error
+        if error.errno == errno.EPERM:
+            raise CannotReach(
+                f"{self._name} may not be read from here: {_permission_hint()}"
+            ) from error
+        if error.errno == errno.EFAULT:  # not even the seal is there
+            raise SourceGone(f"{self._name} is another process by now") from error
+        raise ReadFailed(f"{self._name}: {error.strerror}") from error
+
+    def close(self) -> None:
+        self._closed = True

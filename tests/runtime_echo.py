@@ -1,0 +1,142 @@
+"""A machine that only answers, and a peer's runtime around it: what the runtime's tests drive."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from tensorhub_p2p.config import WireConfig
+from tensorhub_p2p.protocol.identity import PeerId
+from tensorhub_p2p.protocol.machine import Event, Outbox
+from tensorhub_p2p.protocol.messages import Ack, Message, Ping
+from tensorhub_p2p.runtime.control import ControlThread
+from tensorhub_p2p.runtime.links import Links
+from tensorhub_p2p.runtime.monitor import Fact, LinkFact
+
+PATIENCE = 15.0
+"""Seconds that a test waits for something that must happen."""
+
+QUICK = WireConfig(handshake_timeout=1.0, heartbeat_interval=0.2, heartbeat_timeout=0.6)
+
+
+class Echo:
+    """Answers each Ping with an Ack, and remembers what it got."""
+
+    def __init__(self) -> None:
+        self.outbox = Outbox()
+        self.got: queue.Queue[tuple[PeerId, Message]] = queue.Queue()
+        self.ticked = threading.Event()
+        self.wakeup: float | None = None
+
+    def receive(self, now: float, sender: PeerId, message: Message) -> None:
+        if isinstance(message, Ping):
+            self.outbox.send(sender, Ack(message.seq))
+        self.got.put((sender, message))
+
+    def tick(self, now: float) -> None:
+        if self.wakeup is not None and self.wakeup <= now:
+            self.wakeup = None
+            self.ticked.set()
+
+    def next_wakeup(self) -> float | None:
+        return self.wakeup
+
+
+class EchoPeer:
+    """One runtime with an echo machine; a context manager that checks for faults at its end."""
+
+    def __init__(self, *, cluster: str = "c", config: WireConfig = QUICK, **links: Any) -> None:
+        self.machine = Echo()
+        self.me = PeerId(secrets.token_hex(8))
+        self.links = Links(self.me, cluster, "z", config=config, **links)
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.facts: queue.Queue[LinkFact] = queue.Queue()
+        self.control = ControlThread(
+            self.machine, self.links, self.events.put, lambda _now, fact: self.facts.put(fact)
+        )
+        self.faults_expected = False
+
+    @property
+    def address(self) -> str:
+        return self.links.addresses[0]
+
+    def __enter__(self) -> EchoPeer:
+        self.control.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self.control.stop()
+        if kind is None and not self.faults_expected:
+            assert list(self.control.faults) == []
+
+    def ping(self, address: str, seq: int = 1) -> None:
+        self.control.call(lambda now: self.machine.outbox.send_to(address, Ping(seq))).result(5)
+
+    def ping_peer(self, peer: PeerId, seq: int = 1) -> None:
+        self.control.call(lambda now: self.machine.outbox.send(peer, Ping(seq))).result(5)
+
+    def next_ack(self, timeout: float = PATIENCE) -> tuple[PeerId, Ack]:
+        """The next Ack that arrives; other messages are passed over."""
+        while True:
+            sender, message = self.machine.got.get(timeout=timeout)
+            if isinstance(message, Ack):
+                return sender, message
+
+    def keep_pinging(self, address: str, until: Fact, count: int = 1) -> LinkFact:
+        """Ping `address` until this fact about it has shown `count` times in a row."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            self.ping(address)
+            try:
+                fact = self.facts.get(timeout=0.05)
+            except queue.Empty:
+                continue
+            if fact.fact is until and fact.count >= count:
+                return fact
+        raise AssertionError(f"no {until} about {address}: {self.links.describe(address)}")
+
+    def reach(self, other: EchoPeer) -> None:
+        """Exchange one ping and ack, retrying while links rest."""
+        eventually(lambda: self._reached(other), f"{other.address} answers")
+
+    def _reached(self, other: EchoPeer) -> bool:
+        self.ping(other.address, 77)
+        try:
+            sender, _ = self.next_ack(timeout=0.3)
+        except queue.Empty:
+            return False
+        return sender == other.me
+
+
+def eventually(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain: {what}"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port on which nobody listens (right now)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,152 @@
+"""The layout: offsets, the grid, and what makes two of them differ."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_p2p.errors import LayoutMismatch
+from tensorhub_p2p.protocol.layout import (
+    MAX_CHUNK_BYTES,
+    MAX_DIFFERENCES,
+    MIN_CHUNK_BYTES,
+    Layout,
+    TensorSpec,
+    chunk_bytes_for,
+)
+
+MiB = 1 << 20
+
+
+def spec(name: str, size: int = 4, alias_of: str | None = None) -> TensorSpec:
+    return TensorSpec(name, "uint8", (size,), size, None, alias_of)
+
+
+@given(st.lists(st.integers(0, 5 * MiB), max_size=30))
+def test_chunks_cover_the_range_once_and_in_order(sizes: list[int]) -> None:
+    layout = Layout(spec(f"t{i}", size) for i, size in enumerate(sizes))
+    assert layout.num_bytes == sum(sizes)
+    end = 0
+    for chunk in range(layout.num_chunks):
+        start, length = layout.chunk_range(chunk)
+        assert start == end
+        assert 0 < length <= layout.chunk_bytes
+        assert list(layout.chunks_of(start, length)) == [chunk]
+        end = start + length
+    assert end == layout.num_bytes
+
+
+@given(st.integers(0, 1 << 45))
+def test_the_grid_is_a_power_of_two_that_gives_about_128_chunks(num_bytes: int) -> None:
+    chunk = chunk_bytes_for(num_bytes)
+    assert MIN_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES
+    assert chunk & (chunk - 1) == 0
+    if 128 * MIN_CHUNK_BYTES < num_bytes <= 128 * MAX_CHUNK_BYTES:
+        assert 64 <= -(-num_bytes // chunk) <= 128
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12))
+def test_a_byte_belongs_to_the_tensor_whose_part_of_the_range_it_is_in(sizes: list[int]) -> None:
+    layout = Layout(spec(f"t{i}", size) for i, size in enumerate(sizes))
+    owners = [f"t{i}" for i, size in enumerate(sizes) for _ in range(size)]
+    assert [layout.tensor_at(byte).name for byte in range(layout.num_bytes)] == owners
+
+
+def test_a_chunk_that_is_not_there_is_an_index_error() -> None:
+    layout = Layout([spec("a")])
+    for chunk in (-1, 1):
+        with pytest.raises(IndexError):
+            layout.chunk_range(chunk)
+
+
+def test_a_layout_without_bytes_has_no_chunks() -> None:
+    assert Layout([]).num_chunks == 0
+    assert Layout([spec("empty", 0)]).num_chunks == 0
+
+
+@pytest.mark.parametrize(
+    ("tensors", "complaint"),
+    [
+        ([spec("a"), spec("a")], "two tensors have the name 'a'"),
+        ([spec("")], "0 characters"),
+        ([spec("x" * 1025)], "1025 characters"),
+        ([spec("a", alias_of="b")], "'b'"),
+        ([spec("b", 4), spec("a", 8, "b")], "'b'"),
+        ([spec("c"), spec("b", alias_of="c"), spec("a", alias_of="b")], "'b'"),
+        ([spec("a", 1 << 51)], "bytes"),
+    ],
+)
+def test_a_list_that_is_no_layout_is_refused(tensors: list[TensorSpec], complaint: str) -> None:
+    with pytest.raises(LayoutMismatch, match=complaint):
+        Layout(tensors)
+
+
+def test_a_tied_tensor_lies_where_its_root_does_and_counts_once() -> None:
+    layout = Layout([spec("x", 3), spec("embed", 8), spec("head", 8, "embed"), spec("y", 5)])
+    assert layout.num_bytes == 16
+    assert list(layout.offsets) == [0, 3, 3, 11]
+    assert layout.root("head") == layout.root("embed") == "embed"
+
+
+def test_the_order_changes_the_digest_but_makes_no_difference() -> None:
+    tensors = [spec(f"t{i}", i + 1) for i in range(50)]
+    shuffled = tensors.copy()
+    random.Random(7).shuffle(shuffled)
+    one, other = Layout(tensors), Layout(shuffled)
+    assert one != other
+    assert one == Layout(list(tensors))
+    assert one.differences(other) == []
+
+
+def test_differences_name_the_tensor_and_both_sides() -> None:
+    here = Layout(
+        [
+            spec("only_here"),
+            TensorSpec("shape", "float32", (2, 3), 24),
+            TensorSpec("dtype", "float16", (4,), 8),
+            TensorSpec("stride", "float32", (2, 3), 24, (1, 2)),
+        ]
+    )
+    there = Layout(
+        [
+            TensorSpec("stride", "float32", (2, 3), 24),
+            TensorSpec("shape", "float32", (3, 2), 24),
+            TensorSpec("dtype", "bfloat16", (4,), 8),
+            spec("only_there"),
+        ]
+    )
+    assert here.differences(there) == [
+        "'only_here' is missing there",
+        "'only_there' is missing here",
+        "'shape' is float32[2, 3] here, float32[3, 2] there",
+        "'dtype' is float16[4] here, bfloat16[4] there",
+        "'stride' is float32[2, 3] with strides [1, 2] here, float32[2, 3] there",
+    ]
+
+
+def test_a_long_list_of_differences_is_cut_and_counted() -> None:
+    differences = Layout(spec(f"t{i}") for i in range(100)).differences(Layout([]))
+    assert len(differences) == MAX_DIFFERENCES + 1
+    assert differences[-1] == "... and 80 more"
+
+
+def test_shared_storage_must_be_shared_by_the_same_names_whichever_comes_first() -> None:
+    tied = Layout([spec("a"), spec("b", alias_of="a"), spec("c")])
+    assert tied.differences(Layout([spec("c"), spec("b"), spec("a", alias_of="b")])) == []
+    apart = Layout([spec("a"), spec("b"), spec("c")])
+    assert tied.differences(apart) == ["'b' shares the storage of 'a' here, but not there"]
+    assert apart.differences(tied) == ["'b' shares the storage of 'a' there, but not here"]
+    more = Layout([spec("a"), spec("b", alias_of="a"), spec("c", alias_of="a")])
+    assert tied.differences(more)
+    assert more.differences(tied)
+
+
+def test_twenty_thousand_tensors_are_laid_out_and_compared() -> None:
+    tensors = [spec(f"layer.{i}.weight", 4096) for i in range(20_000)]
+    one, other = Layout(tensors), Layout(reversed(tensors))
+    assert one.num_bytes == 20_000 * 4096
+    assert one.differences(other) == []
+    assert one.offsets[one.index("layer.5.weight")] == 5 * 4096

@@ -1,0 +1,284 @@
+"""From tensors to addresses: what is taken, what is refused, and where the bytes are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_p2p.errors import LayoutMismatch, StateError
+from tensorhub_p2p.transfer.memory import Extents, Region, collect, view
+from tensorhub_p2p.transfer.scratch import Scratch
+
+
+def content(region: Region, start: int = 0, length: int | None = None) -> bytes:
+    length = region.layout.num_bytes - start if length is None else length
+    iov = region.pieces(start, length)
+    return b"".join(bytes(view(iov[i], iov[i + 1])) for i in range(0, len(iov), 2))
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(10, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.head = torch.nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("cache", torch.zeros(3), persistent=False)
+
+
+def test_a_module_gives_parameters_and_persistent_buffers_under_state_dict_names() -> None:
+    module = Tied()
+    region = Region.of(module)
+    assert [t.name for t in region.layout.tensors] == list(module.state_dict())
+    assert "cache" not in region.layout
+    assert "norm.num_batches_tracked" in region.layout
+
+
+def test_tied_weights_lie_in_the_range_once() -> None:
+    region = Region.of(Tied())
+    head = region.layout.tensors[region.layout.index("head.weight")]
+    assert head.alias_of == "embed.weight"
+    assert region.layout.num_bytes == 10 * 4 * 4 + 4 * 4 * 4 + 8
+
+
+def test_mappings_and_pairs_are_taken_in_their_order() -> None:
+    a, b = torch.arange(4.0), torch.ones(2, 2, dtype=torch.bfloat16)
+    for source in ({"b": b, "a": a}, [("b", b), ("a", a)], iter([("b", b), ("a", a)])):
+        region = Region.of(source)
+        assert [(t.name, t.dtype, t.shape) for t in region.layout.tensors] == [
+            ("b", "bfloat16", (2, 2)),
+            ("a", "float32", (4,)),
+        ]
+        assert content(region) == raw(b) + raw(a)
+
+
+def test_numpy_arrays_and_tensors_of_one_kind_have_one_layout() -> None:
+    numpy = pytest.importorskip("numpy")
+    for dtype in ("float32", "int64", "bool", "uint8", "float16", "complex64"):
+        array_ = numpy.zeros((3, 4), dtype)
+        tensor = torch.zeros(3, 4, dtype=getattr(torch, dtype))
+        assert Region.of({"x": array_}).layout == Region.of({"x": tensor}).layout
+
+
+def test_empty_and_scalar_tensors_are_fine() -> None:
+    tensors = {"none": torch.empty(0, 7), "one": torch.tensor(3.5), "also": torch.empty(0)}
+    region = Region.of(tensors)
+    assert region.layout.num_bytes == 4
+    assert content(region) == raw(tensors["one"].reshape(1))
+    region.check_unmoved()
+
+
+def test_a_dense_permutation_is_raw_memory_with_its_strides() -> None:
+    base = torch.arange(24, dtype=torch.int32).reshape(2, 3, 4)
+    region = Region.of({"x": base.permute(2, 0, 1)})
+    assert region.layout.tensors[0].stride == (1, 12, 4)
+    assert content(region) == raw(base)
+    channels_last = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert Region.of({"x": channels_last}).layout.tensors[0].stride == channels_last.stride()
+
+
+def test_strides_of_dimensions_of_one_do_not_matter() -> None:
+    odd = torch.as_strided(torch.zeros(6), (1, 6, 1), (99, 1, 42))
+    assert Region.of({"x": odd}).layout == Region.of({"x": torch.zeros(1, 6, 1)}).layout
+
+
+class Wrapper(torch.Tensor):
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+
+class LikeDTensor(torch.Tensor):
+    placements = ()
+
+    def to_local(self) -> torch.Tensor:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: torch.zeros(4, 4)[:, :2], "not dense.*contiguous"),
+        (lambda: torch.zeros(4, 4)[::2], "not dense"),
+        (lambda: torch.zeros(1).expand(5), "not dense"),
+        (lambda: torch.zeros(3, device="meta"), "meta device"),
+        (lambda: torch.zeros(3).to_sparse(), "layout"),
+        (lambda: torch.zeros(2, dtype=torch.complex64).conj(), "lazy conjugate"),
+        (lambda: torch.zeros(2).as_subclass(Wrapper), "Wrapper wraps other tensors"),
+        (lambda: torch.zeros(2).as_subclass(LikeDTensor), "DTensor.*to_local"),
+        (lambda: torch.nn.parameter.UninitializedParameter(), "not initialised"),
+        (lambda: 3.5, "float, not a tensor"),
+        (lambda: None, "NoneType"),
+        (lambda: [1, 2], "list"),
+    ],
+)
+def test_what_cannot_be_moved_is_refused_by_name(
+    make: Callable[[], object], complaint: str
+) -> None:
+    with pytest.raises(StateError, match=rf"(?s)'bad.weight' cannot be registered.*{complaint}"):
+        Region.of({"good": torch.zeros(2), "bad.weight": make()})
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ([("a", torch.zeros(1)), ("a", torch.zeros(1))], "two tensors have the name 'a'"),
+        ({"": torch.zeros(1)}, "''"),
+        ({7: torch.zeros(1)}, "7 cannot name"),
+        ({"x" * 2000: torch.zeros(1)}, "1 to 1024"),
+        ([torch.zeros(2)], "pairs"),
+        (3, "int"),
+        ("abc", "str"),
+        (None, "NoneType"),
+    ],
+)
+def test_what_has_no_proper_names_is_refused(source: Any, complaint: str) -> None:
+    with pytest.raises(StateError, match=complaint):
+        collect(source)
+
+
+def test_tensors_that_overlap_in_part_are_refused_and_both_named() -> None:
+    fused = torch.zeros(12)
+    with pytest.raises(StateError, match=r"'qkv'.*'k'|'k'.*'qkv'"):
+        Region.of({"qkv": fused, "k": fused[4:8]})
+
+
+def test_parts_of_one_tensor_are_joined_to_one_piece() -> None:
+    fused = torch.arange(12.0)
+    region = Region.of({"q": fused[:4], "k": fused[4:8], "v": fused[8:]})
+    assert list(region.pieces(0, 48)) == [fused.data_ptr(), 48]
+
+
+def test_a_region_keeps_its_memory_when_the_tensors_are_dropped() -> None:
+    region = Region.of({"x": torch.full((1 << 20,), 7, dtype=torch.uint8)})
+    assert content(region, 1000, 3) == b"\7\7\7"
+
+
+def test_a_tensor_that_was_pointed_elsewhere_or_resized_is_named() -> None:
+    module = torch.nn.Linear(3, 3)
+    region = Region.of(module)
+    region.check_unmoved()
+    with torch.no_grad():
+        module.weight.mul_(2)
+    region.check_unmoved()
+    module.bias.data = torch.zeros(3)
+    with pytest.raises(StateError, match="'bias'.*register"):
+        region.check_unmoved()
+    tensor = torch.zeros(8)
+    region = Region.of({"x": tensor})
+    tensor.resize_(4)
+    with pytest.raises(StateError, match="'x'"):
+        region.check_unmoved()
+
+
+def test_read_only_memory_may_be_published_but_not_written() -> None:
+    numpy = pytest.importorskip("numpy")
+    frozen = numpy.zeros(4)
+    frozen.flags.writeable = False
+    region = Region.of({"x": frozen})
+    with pytest.raises(StateError, match="'x' is read-only"):
+        region.check_writable()
+    Region.of({"x": numpy.zeros(4)}).check_writable()
+
+
+def test_arranged_maps_by_name_to_the_publishers_order() -> None:
+    a, b, c = torch.arange(3.0), torch.arange(5.0), torch.arange(7.0)
+    ours = Region.of({"a": a, "tied": a, "b": b, "c": c})
+    publisher = Region.of({"c": c.clone(), "tied": (t := a.clone()), "b": b.clone(), "a": t})
+    arranged = ours.arranged(publisher.layout)
+    assert arranged.layout == publisher.layout
+    assert content(arranged) == content(publisher)
+    assert ours.arranged(ours.layout) is ours
+
+
+def test_arranged_lists_the_differences() -> None:
+    ours = Region.of({"a": torch.zeros(3), "b": torch.zeros(2)})
+    theirs = Region.of({"a": torch.zeros(4), "d": torch.zeros(2)})
+    with pytest.raises(LayoutMismatch, match=r"(?s)'b' is missing.*'d' is missing.*'a' is float"):
+        ours.arranged(theirs.layout)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12), st.data()
+)
+def test_pieces_are_exactly_the_bytes_of_the_range(
+    parts: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    at, pieces, flat = 1000, [], []
+    for length, adjoining in parts:
+        at += 0 if adjoining else 10
+        pieces.append((at, length))
+        flat += range(at, at + length)
+        at += length
+    extents = Extents(pieces)
+    assert extents.num_bytes == len(flat)
+    start = data.draw(st.integers(0, len(flat)))
+    length = data.draw(st.integers(0, len(flat) - start))
+    limit = data.draw(st.integers(1, 14))
+    same = Extents.of_table(extents.addresses, extents.lengths)
+    for each in (extents, same):
+        iov = each.pieces(start, length, limit)
+        covered = [b for i in range(0, len(iov), 2) for b in range(iov[i], iov[i] + iov[i + 1])]
+        assert covered == flat[start : start + len(covered)]
+        assert len(iov) // 2 <= limit
+        assert len(covered) == length or len(iov) // 2 == limit
+        assert all(iov[1::2])
+
+
+def test_a_range_beyond_the_end_is_an_index_error() -> None:
+    extents = Extents([(1000, 10)])
+    for start, length in ((0, 11), (11, 0), (-1, 2), (5, 6)):
+        with pytest.raises(IndexError):
+            extents.pieces(start, length)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40))
+def test_scratch_gathers_and_scatters_what_was_there(sizes: list[int]) -> None:
+    source = [torch.randint(0, 255, (n,), dtype=torch.uint8) for n in sizes]
+    target = [torch.zeros(n, dtype=torch.uint8) for n in sizes]
+    scratch = Scratch(4096)
+    iovs = [array("Q", [x for t in ts for x in (t.data_ptr(), t.nbytes)]) for ts in (source, target)]
+    assert scratch.gather(iovs[0]) == sum(sizes)
+    assert bytes(scratch.memory[: sum(sizes)]) == b"".join(raw(t) for t in source)
+    assert scratch.scatter(iovs[1]) == sum(sizes)
+    assert all(map(torch.equal, source, target))
+    scratch.close()
+
+
+def test_scratch_takes_more_pieces_than_one_system_call_does() -> None:
+    tensors = [torch.full((3,), i % 251, dtype=torch.uint8) for i in range(3000)]
+    iov = array("Q", [x for t in tensors for x in (t.data_ptr(), 3)])
+    scratch = Scratch(9000)
+    assert scratch.gather(iov) == 9000
+    assert bytes(scratch.memory) == b"".join(bytes([i % 251] * 3) for i in range(3000))
+
+
+def test_scratch_refuses_more_than_it_holds_and_says_when_memory_is_gone() -> None:
+    scratch = Scratch(4096)
+    with pytest.raises(ValueError, match="4097 bytes"):
+        scratch.gather(array("Q", [scratch.address, 4097]))
+    with pytest.raises(OSError, match="registered memory"):
+        scratch.gather(array("Q", [4096, 16]))
+
+
+def test_the_transfer_floor_runs_without_torch() -> None:
+    code = (
+        "import sys, array; sys.modules['torch'] = None\n"
+        "from tensorhub_p2p.transfer.transports import cma, tcp\n"
+        "from tensorhub_p2p.transfer.digest import Digester\n"
+        "from tensorhub_p2p.transfer.memory import Region\n"
+        "assert Region.of({}).layout.num_bytes == 0\n"
+        "assert not [m for m in sys.modules if m.startswith('torch.')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

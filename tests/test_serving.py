@@ -1,0 +1,303 @@
+"""The source's side of pulls, on virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorhub_p2p.config import PullConfig
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
+from tensorhub_p2p.protocol.layout import Layout, TensorSpec
+from tensorhub_p2p.protocol.machine import Send
+from tensorhub_p2p.protocol.manifest import Manifest, unpack
+from tensorhub_p2p.protocol.messages import (
+    Endpoint,
+    LayoutPage,
+    LayoutRequest,
+    Message,
+    PullBye,
+    PullGone,
+    PullHello,
+    PullOffer,
+    PullProgress,
+    PullUpdate,
+)
+from tensorhub_p2p.protocol.serving import (
+    DigestsWanted,
+    Drained,
+    LeaseState,
+    Sealed,
+    ShardServer,
+)
+
+CHUNKS = 4
+LAYOUT = Layout([TensorSpec("w", "uint8", (CHUNKS << 20,), CHUNKS << 20)])
+PUBLICATION = Publication(0, 7, "trainer", Generation(1, 1))
+SLOT = Slot(Group("policy", "trainer"), 0)
+CONFIG = PullConfig(upload_slots=2, max_waiting=3)
+ENDPOINTS = (Endpoint("cma", b"c"), Endpoint("tcp", b"t"))
+A, B, C, D = (PeerId(name * 16) for name in "abcd")
+
+
+def digest(chunk: int) -> bytes:
+    return bytes([chunk]) * 16
+
+
+def server(**options: object) -> ShardServer:
+    return ShardServer(SLOT, PUBLICATION, LAYOUT, ENDPOINTS, CONFIG, **options)  # type: ignore[arg-type]
+
+
+def slot_of(peer: PeerId) -> Slot:
+    return Slot(Group("policy", f"rollout-{peer[0]}"), 0)
+
+
+def hello(peer: PeerId, have: bytes = b"", publication: Publication = PUBLICATION) -> PullHello:
+    return PullHello(
+        pull=f"pull-{peer[0]}",
+        slot=SLOT,
+        publication=publication,
+        layout=LAYOUT.digest,
+        transports=("tcp",),
+        have=have,
+        puller=slot_of(peer),
+    )
+
+
+def progress(peer: PeerId, have: bytes, wanted: tuple[int, ...] = (), known: int = 0) -> Message:
+    return PullProgress(f"pull-{peer[0]}", SLOT, have, wanted, known)
+
+
+def sends(s: ShardServer) -> list[tuple[PeerId, Message]]:
+    return [(o.to, o.message) for o in s.outbox.drain() if isinstance(o, Send)]
+
+
+def granted(s: ShardServer) -> dict[PeerId, bool]:
+    """The last verdict that each peer was told, from what is in the outbox now."""
+    return {to: m.granted for to, m in sends(s) if isinstance(m, PullOffer)}
+
+
+def states(s: ShardServer) -> dict[PeerId, LeaseState]:
+    return {lease.peer: lease.state for lease in s._leases.values()}
+
+
+def test_an_offer_carries_what_is_held_the_known_digests_and_the_endpoints_asked_for() -> None:
+    s = server()
+    s.digested(0.0, 2, digest(2))
+    s.receive(0.0, A, hello(A))
+    [(to, offer)] = sends(s)
+    assert to == A
+    assert isinstance(offer, PullOffer)
+    assert offer.granted
+    assert offer.layout == LAYOUT.digest
+    assert ChunkSet.from_bytes(CHUNKS, offer.have).is_full
+    assert unpack(CHUNKS, offer.known, offer.digests) == [(2, digest(2))]
+    assert offer.endpoints == (Endpoint("tcp", b"t"),)
+
+
+def test_a_hello_for_another_publication_is_told_what_is_held_instead() -> None:
+    s = server()
+    s.receive(0.0, A, hello(A, publication=Publication(0, 6, "trainer", Generation(1, 1))))
+    [(_, gone)] = sends(s)
+    assert isinstance(gone, PullGone)
+    assert "version 7" in gone.reason
+    assert s.readers() == ()
+
+
+def test_a_full_source_names_those_whom_it_serves() -> None:
+    s = server()
+    for peer in (A, B, C):
+        s.receive(0.0, peer, hello(peer))
+    offers = {to: m for to, m in sends(s) if isinstance(m, PullOffer)}
+    assert [offers[peer].granted for peer in (A, B, C)] == [True, True, False]
+    assert set(offers[C].others) == {(A, slot_of(A)), (B, slot_of(B))}
+    assert offers[C].endpoints == ()
+    assert set(s.readers()) == {A, B}
+
+
+def test_a_slot_that_becomes_free_goes_to_who_waits_longest() -> None:
+    s = server()
+    for now, peer in enumerate((A, B, C, D)):
+        s.receive(now / 10, peer, hello(peer))
+    s.outbox.drain()
+    s.receive(0.5, A, PullBye("pull-a", SLOT))
+    assert granted(s) == {C: True}
+    s.forget_peer(0.6, B)
+    assert granted(s) == {D: True}
+
+
+def test_one_slot_rotates_to_pullers_that_have_nothing_once_its_puller_has_something() -> None:
+    s = server()
+    for peer in (A, B, C):
+        s.receive(0.0, peer, hello(peer))
+    s.outbox.drain()
+    s.receive(0.1, A, progress(A, b"\x01"))
+    assert granted(s) == {}, "A sits on a regular slot and keeps it"
+    s.receive(0.2, B, progress(B, b"\x02"))
+    assert granted(s) == {B: False, C: True}
+    s.receive(0.3, C, progress(C, b"\x04"))
+    assert granted(s) == {}, "B waits, but it has something already"
+
+
+def test_a_lease_lapses_without_progress_and_not_with_it() -> None:
+    s = server()
+    s.receive(0.0, A, hello(A))
+    s.receive(0.0, B, hello(B))
+    s.receive(1.5, A, progress(A, b""))
+    s.outbox.drain()
+    assert s.next_wakeup() == pytest.approx(2.0)
+    s.tick(2.0)
+    assert s.readers() == (A,)
+    [(to, gone)] = sends(s)
+    assert to == B
+    assert isinstance(gone, PullGone)
+
+
+def test_progress_without_a_lease_is_told_that_there_is_none() -> None:
+    s = server()
+    s.receive(0.0, A, progress(A, b""))
+    [(_, gone)] = sends(s)
+    assert isinstance(gone, PullGone)
+
+
+def test_updates_carry_only_what_is_new_and_at_most_one_an_interval() -> None:
+    s = server(have=ChunkSet(CHUNKS), origin=False)
+    s.receive(0.0, A, hello(A))
+    s.outbox.drain()
+    s.verified(0.005, 0, digest(0))
+    s.verified(0.006, 1, digest(1))
+    assert sends(s) == []
+    assert s.next_wakeup() == pytest.approx(CONFIG.update_interval)
+    s.tick(0.02)
+    [(_, update)] = sends(s)
+    assert isinstance(update, PullUpdate)
+    assert list(ChunkSet.from_bytes(CHUNKS, update.have)) == [0, 1]
+    assert update.digests == ((0, digest(0)), (1, digest(1)))
+    s.verified(0.05, 3, digest(3))
+    [(_, update)] = sends(s)
+    assert isinstance(update, PullUpdate)
+    assert update.digests == ((3, digest(3)),)
+
+
+def test_a_wanted_digest_is_asked_for_once_and_sent_the_moment_it_is_taken() -> None:
+    s = server()
+    s.receive(0.0, A, hello(A))
+    s.outbox.drain()
+    s.receive(0.001, A, progress(A, b"", wanted=(3, 1, 99)))
+    s.receive(0.002, A, progress(A, b"", wanted=(3, 1)))
+    assert s.outbox.drain() == [DigestsWanted(SLOT, PUBLICATION, (3, 1))]
+    s.digested(0.003, 3, digest(3))
+    [(_, update)] = sends(s)
+    assert isinstance(update, PullUpdate)
+    assert update.digests == ((3, digest(3)),)
+
+
+@pytest.mark.parametrize("witness", ["progress", "bye"])
+def test_sealed_needs_all_digests_taken_and_known_to_somebody_else(witness: str) -> None:
+    s = server()
+    s.receive(0.0, A, hello(A))
+    for chunk in range(CHUNKS):
+        s.digested(0.1, chunk, digest(chunk))
+    assert not s.sealed
+    s.outbox.drain()
+    if witness == "progress":
+        s.receive(0.2, A, progress(A, b"", known=CHUNKS - 1))
+        assert not s.sealed
+        s.receive(0.2, A, progress(A, b"", known=CHUNKS))
+    else:
+        s.receive(0.2, A, PullBye("pull-a", SLOT, complete=True))
+    assert s.sealed
+    assert s.outbox.drain() == [Sealed(SLOT, PUBLICATION)]
+
+
+def test_withdrawing_sends_everybody_away_and_drains_with_the_last_goodbye() -> None:
+    s = server()
+    for peer in (A, B, C):
+        s.receive(0.0, peer, hello(peer))
+    s.outbox.drain()
+    s.withdraw(1.0, "unpublished")
+    assert {to for to, m in sends(s) if isinstance(m, PullGone)} == {A, B, C}
+    assert set(s.readers()) == {A, B}
+    s.receive(1.1, D, hello(D))
+    s.receive(1.1, A, progress(A, b""))
+    assert [type(m) for _, m in sends(s)] == [PullGone, PullGone]
+    s.receive(1.2, A, PullBye("pull-a", SLOT))
+    assert s.outbox.drain() == []
+    s.receive(1.3, B, PullBye("pull-b", SLOT))
+    assert s.outbox.drain() == [Drained(SLOT, PUBLICATION)]
+    assert s.next_wakeup() is None
+
+
+def test_withdrawing_waits_one_lease_time_at_most() -> None:
+    s = server()
+    s.receive(0.0, A, hello(A))
+    s.withdraw(1.0, "unpublished")
+    s.outbox.drain()
+    assert s.next_wakeup() == pytest.approx(3.0)
+    s.tick(2.9)
+    assert s.outbox.drain() == []
+    s.tick(3.0)
+    assert s.outbox.drain() == [Drained(SLOT, PUBLICATION)]
+    assert s.readers() == ()
+
+
+def test_withdrawing_with_no_reader_is_drained_at_once() -> None:
+    s = server()
+    s.withdraw(1.0, "unpublished")
+    assert s.outbox.drain() == [Drained(SLOT, PUBLICATION)]
+
+
+def test_a_malformed_bitmap_is_dropped_and_counted() -> None:
+    s = server()
+    s.receive(0.0, A, hello(A, have=b"\x00" * 9))
+    s.receive(0.0, A, hello(A, have=b"\xff"))
+    assert s.dropped == 2
+    assert s.outbox.drain() == []
+
+
+def test_nobody_can_end_somebody_elses_lease() -> None:
+    s = server()
+    s.receive(0.0, A, hello(A))
+    s.receive(0.1, B, PullBye("pull-a", SLOT))
+    assert s.readers() == (A,)
+
+
+def test_at_the_bound_a_puller_is_answered_but_not_remembered() -> None:
+    s = server()
+    for i in range(20):
+        s.receive(0.0, PeerId(f"{i:016x}"), hello(PeerId(f"{i:016x}")))
+    assert len(sends(s)) == 20
+    assert len(s._leases) == CONFIG.upload_slots + CONFIG.max_waiting
+
+
+def test_the_layout_comes_in_pages_that_add_up() -> None:
+    tensors = tuple(TensorSpec(f"{i:04d}" * 200, "uint8", (1,), 1) for i in range(3000))
+    layout = Layout(tensors)
+    s = ShardServer(SLOT, PUBLICATION, layout, ENDPOINTS, CONFIG)
+    s.receive(0.0, A, hello(A))
+    s.outbox.drain()
+    got: list[TensorSpec] = []
+    pages = 0
+    while len(got) < len(tensors):
+        s.receive(0.0, A, LayoutRequest("pull-a", SLOT, len(got)))
+        [(_, page)] = sends(s)
+        assert isinstance(page, LayoutPage)
+        assert (page.first, page.total) == (len(got), len(tensors))
+        got.extend(page.tensors)
+        pages += 1
+    assert tuple(got) == tensors
+    assert pages > 1
+
+
+def test_a_manifest_survives_its_packing_and_refuses_what_does_not_fit() -> None:
+    m = Manifest(CHUNKS)
+    m.put(3, digest(3))
+    m.put(0, digest(0))
+    known, blob = m.pack()
+    assert unpack(CHUNKS, known, blob) == [(0, digest(0)), (3, digest(3))]
+    for bad in [(known, blob[:-1]), (b"\xff", blob), (b"", blob), (known + b"\0", blob)]:
+        with pytest.raises(ValueError, match=r"bytes|chunks"):
+            unpack(CHUNKS, *bad)
+    with pytest.raises(ValueError, match="digest of 3 bytes"):
+        m.put(0, b"abc")
+    with pytest.raises(ValueError, match="chunk 4 of 4"):
+        m.put(4, digest(4))

@@ -1,0 +1,932 @@
+"""The puller's side, first alone against scripted sources, then whole swarms on virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorhub_p2p.config import PullConfig
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
+from tensorhub_p2p.protocol.layout import Layout, TensorSpec
+from tensorhub_p2p.protocol.machine import Event, Outbox, Send
+from tensorhub_p2p.protocol.manifest import Manifest
+from tensorhub_p2p.protocol.messages import (
+    Endpoint,
+    LayoutPage,
+    LayoutRequest,
+    Message,
+    Phase,
+    PullBye,
+    PullGone,
+    PullHello,
+    PullOffer,
+    PullProgress,
+    PullUpdate,
+)
+from tensorhub_p2p.protocol.picking import any_of, rarest, rarity_levels, some_of
+from tensorhub_p2p.protocol.serving import DigestsWanted, ShardServer
+from tensorhub_p2p.protocol.sources import Candidate, Fault, SourceId, SourceState
+from tensorhub_p2p.protocol.swarm import (
+    ChunkHeld,
+    ChunkRevoked,
+    Completed,
+    Corrupt,
+    DigestsLearnt,
+    Fetch,
+    LayoutFound,
+    SourceFound,
+    SourceLost,
+    Starved,
+    Swarm,
+)
+
+PUBLICATION = Publication(0, 7, "trainer", Generation(1, 1))
+CONFIG = PullConfig()
+ENDPOINTS = (Endpoint("tcp", b"t"),)
+
+
+def layout_of(chunks: int) -> Layout:
+    return Layout([TensorSpec("w", "uint8", (chunks << 20,), chunks << 20)])
+
+
+def digest(chunk: int) -> bytes:
+    return chunk.to_bytes(16, "big")
+
+
+def source(name: str, replica: str | None = None) -> SourceId:
+    return SourceId(PeerId(name * 16), Slot(Group("policy", replica or f"rollout-{name}"), 0))
+
+
+ORIGIN = source("0", "trainer")
+OWN = source("f")
+A, B = source("a"), source("b")
+
+
+def candidate(source: SourceId, locality: int = 2, phase: Phase = Phase.READY) -> Candidate:
+    return Candidate(source.peer, source.slot, phase, locality)
+
+
+# --- picking -------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2**40 - 1), max_size=12), st.integers(1, 2**40 - 1), st.integers())
+def test_the_rarest_chunk_is_one_that_no_other_is_rarer_than(
+    haves: list[int], among: int, seed: int
+) -> None:
+    def count(chunk: int) -> int:
+        return min(8, max(1, sum(have >> chunk & 1 for have in haves)))
+
+    chunk = rarest(rarity_levels(haves), among, random.Random(seed))
+    assert among >> chunk & 1
+    assert count(chunk) == min(count(c) for c in ChunkSet(40, among))
+
+
+def test_ties_are_broken_at_random() -> None:
+    rng = random.Random(1)
+    assert {any_of(0b10110, rng) for _ in range(100)} == {1, 2, 4}
+
+
+@given(st.integers(0, 2**40 - 1), st.integers(0, 50), st.integers())
+def test_some_of_a_set_are_distinct_members_of_it(chunks: int, count: int, seed: int) -> None:
+    picked = some_of(chunks, count, random.Random(seed))
+    assert len(set(picked)) == len(picked) == min(count, chunks.bit_count())
+    assert all(chunks >> chunk & 1 for chunk in picked)
+
+
+# --- one puller against scripted sources -----------------------------------------------------
+
+
+class Script:
+    """A swarm whose sources are this test."""
+
+    def __init__(self, chunks: int = 8, config: PullConfig = CONFIG, own: Layout | None = None):
+        self.layout = layout_of(chunks)
+        self.now = 0.0
+        self.swarm = Swarm(
+            "p", PUBLICATION, OWN, own or self.layout, ["cma", "tcp"], config, random.Random(7)
+        )
+
+    def drain(self) -> tuple[list[tuple[PeerId, Message]], list[Event]]:
+        sends, events = [], []
+        for output in self.swarm.outbox.drain():
+            if isinstance(output, Send):
+                sends.append((output.to, output.message))
+            elif isinstance(output, Event):
+                events.append(output)
+        return sends, events
+
+    def events(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.drain()[1] if isinstance(event, kind)]
+
+    def fetches(self) -> list[Fetch]:
+        return [event for event in self.drain()[1] if isinstance(event, Fetch)]
+
+    def sent(self, kind: type[Message]) -> list[tuple[PeerId, Message]]:
+        return [(to, m) for to, m in self.drain()[0] if isinstance(m, kind)]
+
+    def candidates(self, *candidates: Candidate) -> None:
+        self.swarm.candidates(self.now, candidates)
+
+    def offer(
+        self,
+        source: SourceId,
+        have: Iterable[int] | None = None,
+        known: Iterable[int] | None = None,
+        granted: bool = True,
+        others: tuple[SourceId, ...] = (),
+        layout: Layout | None = None,
+        digest_of: Callable[[int], bytes] = digest,
+    ) -> None:
+        layout = layout or self.layout
+        has = ChunkSet.full(layout.num_chunks)
+        if have is not None:
+            has = ChunkSet.of(layout.num_chunks, have)
+        manifest = Manifest(layout.num_chunks)
+        for chunk in has if known is None else known:
+            manifest.put(chunk, digest_of(chunk))
+        bitmap, digests = manifest.pack()
+        self.receive(
+            source,
+            PullOffer(
+                "p",
+                source.slot,
+                PUBLICATION,
+                granted,
+                layout.digest,
+                layout.num_bytes,
+                layout.chunk_bytes,
+                has.to_bytes(),
+                bitmap,
+                digests,
+                ENDPOINTS if granted else (),
+                tuple(others),
+            ),
+        )
+
+    def receive(self, source: SourceId, message: Message) -> None:
+        self.swarm.receive(self.now, source.peer, message)
+
+    def pass_time(self, seconds: float) -> list[Event]:
+        """Tick whenever the swarm wants to; returns the events."""
+        end, events = self.now + seconds, []
+        for _ in range(100_000):
+            due = self.swarm.next_wakeup()
+            if due is None or due > end:
+                self.now = end
+                return events
+            assert due >= self.now or due == pytest.approx(self.now), "a wake-up in the past"
+            self.now = max(self.now, due)
+            self.swarm.tick(self.now)
+            events += self.drain()[1]
+        raise AssertionError("the swarm wants to be woken forever")
+
+    def start(self, *sources: SourceId, **offer: object) -> list[Fetch]:
+        self.candidates(*map(candidate, sources))
+        for source in sources:
+            self.offer(source, **offer)  # type: ignore[arg-type]
+        self.swarm.begin(self.now)
+        return self.fetches()
+
+    def complete(self, fetches: list[Fetch], without: frozenset[SourceId] = frozenset()) -> None:
+        """Deliver everything until the swarm is through."""
+        todo = list(fetches)
+        while todo:
+            fetch = todo.pop(0)
+            assert fetch.source not in without
+            self.now += 0.001
+            self.swarm.fetched(self.now, fetch.source, fetch.chunk, fetch.digest)
+            todo += self.fetches()
+
+
+def test_nothing_is_fetched_before_begin() -> None:
+    s = Script()
+    s.candidates(candidate(A))
+    [(to, hello)] = s.sent(PullHello)
+    assert to == A.peer
+    assert isinstance(hello, PullHello)
+    assert (hello.publication, hello.puller) == (PUBLICATION, OWN.slot)
+    s.offer(A)
+    _, events = s.drain()
+    assert [type(e) for e in events] == [LayoutFound, DigestsLearnt, SourceFound]
+    s.swarm.begin(s.now)
+    assert len(s.fetches()) == 4
+
+
+def test_different_chunks_are_in_flight_at_several_sources_at_once() -> None:
+    s = Script()
+    fetches = s.start(A, B)
+    assert len({f.chunk for f in fetches}) == 4
+    assert sorted(f.source for f in fetches) == [A, A, B, B]
+
+
+def test_a_pull_ends_complete_and_says_goodbye_to_every_source() -> None:
+    s = Script()
+    todo = s.start(A, B)
+    held = 0
+    while todo:
+        fetch = todo.pop()
+        s.now += 0.001
+        s.swarm.fetched(s.now, fetch.source, fetch.chunk, fetch.digest)
+        sends, events = s.drain()
+        held += sum(isinstance(e, ChunkHeld) for e in events)
+        todo += [e for e in events if isinstance(e, Fetch)]
+    assert held == 8
+    assert isinstance(events[-1], Completed)
+    byes = {to: m for to, m in sends if isinstance(m, PullBye)}
+    assert set(byes) == {A.peer, B.peer}
+    assert all(bye.complete for bye in byes.values())
+    assert s.swarm.held.is_full
+    assert s.swarm.next_wakeup() is None
+    assert sum(f.chunks for f in s.swarm.facts()) == 8
+
+
+def test_a_shard_without_bytes_is_complete_at_once() -> None:
+    s = Script(chunks=0)
+    s.candidates(candidate(A))
+    s.offer(A)
+    s.swarm.begin(s.now)
+    assert s.events(Completed)
+
+
+def test_the_rarest_chunks_are_fetched_first() -> None:
+    s = Script(chunks=6)
+    s.candidates(candidate(A), candidate(B))
+    s.offer(A)
+    s.offer(B, have=[0, 1, 2])
+    s.swarm.begin(s.now)
+    fetches = s.fetches()
+    assert all(f.chunk in (3, 4, 5) for f in fetches if f.source == A)
+
+
+def test_near_sources_come_first() -> None:
+    s = Script(config=PullConfig(reader_threads=1))
+    s.candidates(candidate(A, locality=3), candidate(B, locality=0))
+    s.offer(A)
+    s.offer(B)
+    s.swarm.begin(s.now)
+    assert {f.source for f in s.fetches()} == {B}
+
+
+def test_a_slow_source_is_left_alone_when_the_others_are_done_sooner() -> None:
+    s = Script(chunks=64, config=PullConfig(reader_threads=1))
+    todo = s.start(A, B)
+    by = {A: 0, B: 0}
+    finish = {(f.source, f.chunk): s.now + (0.001 if f.source == A else 1.0) for f in todo}
+    while finish:
+        (who, chunk), s.now = min(finish.items(), key=lambda item: item[1])
+        del finish[(who, chunk)]
+        by[who] += 1
+        s.swarm.fetched(s.now, who, chunk, digest(chunk))
+        for f in s.fetches():
+            finish[(f.source, f.chunk)] = s.now + (0.001 if f.source == A else 1.0)
+    assert s.swarm.done
+    assert by[A] > 55
+    assert s.now < 3
+
+
+def test_a_chunk_without_a_known_digest_is_asked_for_and_not_fetched() -> None:
+    s = Script()
+    s.candidates(candidate(ORIGIN))
+    s.offer(ORIGIN, known=[])
+    s.swarm.begin(s.now)
+    assert s.fetches() == []
+    s.pass_time(0.0)
+    s.now += CONFIG.update_interval
+    s.swarm.tick(s.now)
+    [(_, progress)] = s.sent(PullProgress)
+    assert isinstance(progress, PullProgress)
+    assert sorted(progress.wanted) == list(range(8))
+    have = ChunkSet.full(8).to_bytes()
+    s.receive(ORIGIN, PullUpdate("p", ORIGIN.slot, have, ((3, digest(3)),)))
+    assert [f.chunk for f in s.fetches()] == [3]
+
+
+def test_a_failed_chunk_goes_to_another_source_and_verified_ones_are_kept() -> None:
+    s = Script()
+    fetches = s.start(A, B)
+    first = next(f for f in fetches if f.source == A)
+    good = next(f for f in fetches if f.source == B)
+    s.swarm.fetched(s.now, B, good.chunk, good.digest)
+    again = s.fetches()
+    for f in [f for f in fetches + again if f.source == A]:
+        s.swarm.failed(s.now, A, f.chunk, Fault.GONE)
+    again = [f for f in again if f.source == B] + s.fetches()
+    assert first.chunk in [f.chunk for f in again]
+    s.complete(again + [f for f in fetches if f.source == B and f != good], frozenset({A}))
+    assert s.swarm.done
+    assert good.chunk in s.swarm.held
+
+
+def test_a_source_that_failed_is_asked_again_after_a_rest() -> None:
+    s = Script()
+    fetches = s.start(A)
+    for f in fetches:
+        s.swarm.failed(s.now, A, f.chunk, Fault.GONE)
+    assert s.sent(PullHello) == []
+    s.now = s.swarm.next_wakeup() or 0.0
+    assert s.now == pytest.approx(CONFIG.retry_interval)
+    s.swarm.tick(s.now)
+    assert s.sent(PullHello)
+    s.offer(A)
+    assert s.fetches()
+
+
+def test_two_mismatches_and_a_source_is_shunned() -> None:
+    s = Script()
+    fetches = s.start(A, B)
+    wrong = [f for f in fetches if f.source == A]
+    for f in wrong:
+        s.swarm.failed(s.now, A, f.chunk, Fault.MISMATCH)
+    events = s.drain()[1]
+    assert SourceLost(A) in events
+    rest = [e for e in events if isinstance(e, Fetch)]
+    assert all(e.source == B for e in rest)
+    s.complete(rest + [f for f in fetches if f.source == B], frozenset({A}))
+    assert s.swarm.done
+    facts = {f.source: f for f in s.swarm.facts()}
+    assert facts[A].mismatches == 2
+    assert facts[A].state is SourceState.SHUNNED
+
+
+def test_a_mismatch_from_a_source_that_withdrew_is_a_lost_chunk_and_no_lie() -> None:
+    s = Script()
+    fetches = s.start(A)
+    s.receive(A, PullGone("p", A.slot, "unpublished"))
+    for f in fetches:
+        s.swarm.failed(s.now, A, f.chunk, Fault.MISMATCH)
+    facts = s.swarm.facts()[0]
+    assert facts.mismatches == 0
+    assert facts.state is SourceState.RESTING
+
+
+def test_the_word_of_a_withdrawal_that_comes_late_clears_the_source() -> None:
+    s = Script()
+    fetches = s.start(A)
+    for f in fetches:
+        s.swarm.failed(s.now, A, f.chunk, Fault.MISMATCH)
+    s.receive(A, PullGone("p", A.slot, "unpublished"))
+    ends = s.pass_time(60)
+    assert [type(e) for e in ends if isinstance(e, (Starved, Corrupt))] == [Starved]
+
+
+def test_the_goodbye_to_a_source_that_withdrew_follows_the_last_chunk_in_flight() -> None:
+    s = Script()
+    fetches = s.start(A)
+    s.receive(A, PullGone("p", A.slot, "unpublished"))
+    for f in fetches[:-1]:
+        s.swarm.fetched(s.now, A, f.chunk, f.digest)
+    assert s.sent(PullBye) == []
+    s.swarm.fetched(s.now, A, fetches[-1].chunk, fetches[-1].digest)
+    assert s.sent(PullBye)
+    assert len(s.swarm.held) == 4
+
+
+def test_wrong_bytes_from_every_source_end_in_corrupt_and_name_them() -> None:
+    s = Script()
+    todo = s.start(A, B)
+    ends: list[Event] = []
+    while todo and not ends:
+        f = todo.pop()
+        if f.chunk == 5:
+            s.swarm.failed(s.now, f.source, 5, Fault.MISMATCH)
+        else:
+            s.swarm.fetched(s.now, f.source, f.chunk, f.digest)
+        s.now += 0.001
+        todo += s.fetches()
+    [corrupt] = [e for e in s.pass_time(30) if isinstance(e, (Starved, Corrupt))]
+    assert isinstance(corrupt, Corrupt)
+    assert corrupt.chunk == 5
+    assert set(corrupt.sources) == {A, B}
+    assert len(s.swarm.held) == 7
+
+
+def test_a_chunk_that_nobody_has_starves_the_pull_after_the_stated_time() -> None:
+    s = Script()
+    s.complete(s.start(A, have=range(7)))
+    started = s.now
+    s.offer(A, have=range(7))
+    ends = []
+    while not ends:
+        s.now = s.swarm.next_wakeup() or 0.0
+        s.swarm.tick(s.now)
+        sends, events = s.drain()
+        for to, m in sends:
+            if isinstance(m, PullHello):
+                s.offer(source("a") if to == A.peer else B, have=range(7))
+        ends = [e for e in events if isinstance(e, (Starved, Corrupt))]
+    assert ends[0].chunks == (7,)
+    assert s.now - started <= CONFIG.unavailable_after + 0.1
+    assert s.now >= CONFIG.unavailable_after
+
+
+def test_nobody_who_answers_is_starved_too() -> None:
+    s = Script()
+    s.candidates(candidate(A), candidate(B))
+    [end] = [e for e in s.pass_time(60) if isinstance(e, Starved)]
+    assert end.chunks == ()
+    assert {f.source for f in end.tried} == {A, B}
+    assert s.now == 60
+    assert s.swarm.done
+
+
+def test_a_source_that_answers_but_never_delivers_ends_starved() -> None:
+    s = Script()
+    todo = s.start(A)
+    ends: list[Event] = []
+    while not ends and s.now < 60:
+        for f in todo:
+            s.swarm.failed(s.now, A, f.chunk, Fault.SILENT)
+        sends, events = s.drain()
+        s.now = s.swarm.next_wakeup() or s.now
+        s.swarm.tick(s.now)
+        more_sends, more_events = s.drain()
+        if any(isinstance(m, PullHello) for _, m in sends + more_sends):
+            s.offer(A)
+        events += more_events + s.drain()[1]
+        todo = [e for e in events if isinstance(e, Fetch)]
+        ends = [e for e in events if isinstance(e, Starved)]
+    assert ends
+    assert s.now < 20
+
+
+def test_redirects_become_candidates() -> None:
+    s = Script()
+    s.candidates(candidate(ORIGIN))
+    s.offer(ORIGIN, granted=False, others=(A, B, OWN))
+    assert {to for to, _ in s.sent(PullHello)} >= {A.peer, B.peer}
+    assert OWN not in [f.source for f in s.swarm.facts()]
+
+
+def test_a_source_that_was_full_is_used_once_it_grants() -> None:
+    s = Script()
+    s.candidates(candidate(A))
+    s.offer(A, granted=False)
+    s.swarm.begin(s.now)
+    assert s.fetches() == []
+    s.offer(A)
+    assert s.fetches()
+
+
+def test_leases_are_renewed_in_time() -> None:
+    s = Script()
+    s.start(A)
+    heard = [s.now]
+    while s.now < 10:
+        s.now = s.swarm.next_wakeup() or 0.0
+        s.swarm.tick(s.now)
+        for to, m in s.drain()[0]:
+            assert to == A.peer
+            assert isinstance(m, (PullProgress, PullHello))
+            heard.append(s.now)
+    assert max(b - a for a, b in itertools.pairwise(heard)) <= CONFIG.lease_seconds / 3 + 0.01
+
+
+def test_the_origins_digests_count_when_two_sources_differ() -> None:
+    def other(chunk: int) -> bytes:
+        return b"\xff" * 16 if chunk == 2 else digest(chunk)
+
+    s = Script()
+    fetches = s.start(A, digest_of=other)
+    s.complete(fetches)
+    assert s.swarm.done, "with A alone, its word counts"
+
+    s = Script(chunks=8)
+    todo = s.start(A, digest_of=other)
+    while 2 not in s.swarm.held:
+        f = todo.pop(0)
+        s.swarm.fetched(s.now, A, f.chunk, f.digest)
+        todo += s.fetches()
+    s.candidates(candidate(A), candidate(ORIGIN))
+    s.offer(ORIGIN)
+    _, events = s.drain()
+    assert ChunkRevoked(2) in events
+    assert 2 not in s.swarm.held
+    todo += [e for e in events if isinstance(e, Fetch)]
+    s.complete(todo)
+    assert s.swarm.done
+    assert any("another digest" in note for f in s.swarm.facts() for note in f.notes)
+
+    s = Script()
+    s.candidates(candidate(A), candidate(ORIGIN))
+    s.offer(ORIGIN)
+    s.offer(A, digest_of=other)
+    s.swarm.begin(s.now)
+    assert all(f.digest == digest(f.chunk) for f in s.fetches())
+
+
+def test_a_chunk_fetched_for_a_digest_that_was_replaced_is_fetched_again() -> None:
+    s = Script(chunks=1)
+    [f] = s.start(A, digest_of=lambda c: b"\xff" * 16)
+    s.candidates(candidate(A), candidate(ORIGIN))
+    s.offer(ORIGIN)
+    s.drain()
+    s.swarm.fetched(s.now, A, 0, f.digest)
+    [again] = s.fetches()
+    assert again.digest == digest(0)
+    assert not s.swarm.done
+
+
+def test_a_dead_peers_chunks_wait_for_their_readers_and_then_go_elsewhere() -> None:
+    s = Script(chunks=4)
+    fetches = s.start(A, B)
+    s.swarm.lost(s.now, A.peer)
+    events = s.drain()[1]
+    assert SourceLost(A) in events
+    assert not [e for e in events if isinstance(e, Fetch)], "two readers on one chunk"
+    for f in [f for f in fetches if f.source == A]:
+        s.swarm.failed(s.now, A, f.chunk, Fault.GONE)
+    s.swarm.fetched(s.now, B, *next((f.chunk, f.digest) for f in fetches if f.source == B))
+    assert {f.source for f in s.fetches()} == {B}
+
+
+def test_a_stalled_source_does_not_keep_others_from_being_read() -> None:
+    s = Script(chunks=32)
+    stuck = s.start(A)
+    assert len(stuck) == 4
+    s.candidates(candidate(A), candidate(B))
+    s.offer(B)
+    assert s.fetches() == [], "four chunks in flight are enough"
+    events = s.pass_time(CONFIG.source_timeout / 4 + 0.01)
+    rest = [e for e in events if isinstance(e, Fetch)]
+    assert rest
+    assert {f.source for f in rest} == {B}
+
+
+def test_a_different_layout_is_fetched_in_pages_and_checked() -> None:
+    theirs = Layout([TensorSpec(f"t{i}", "uint8", (1 << 20,), 1 << 20) for i in range(8)])
+    s = Script(own=layout_of(3))
+    s.candidates(candidate(A), candidate(B))
+    s.offer(A, layout=theirs)
+    s.offer(B, layout=theirs)
+    [(_, request)] = s.sent(LayoutRequest)
+    assert isinstance(request, LayoutRequest)
+    assert request.first == 0
+    s.receive(A, LayoutPage("p", A.slot, 0, 8, theirs.tensors[:5]))
+    s.receive(A, LayoutPage("p", A.slot, 0, 8, theirs.tensors[:5]))
+    [(_, request)] = s.sent(LayoutRequest)
+    assert isinstance(request, LayoutRequest)
+    assert request.first == 5
+    s.receive(A, LayoutPage("p", A.slot, 5, 8, theirs.tensors[5:]))
+    [found] = s.events(LayoutFound)
+    assert isinstance(found, LayoutFound)
+    assert found.layout == theirs
+
+
+def test_a_lost_page_is_asked_for_again_elsewhere() -> None:
+    theirs = Layout([TensorSpec("t", "uint8", (1 << 20,), 1 << 20)])
+    s = Script(own=layout_of(3))
+    s.candidates(candidate(A), candidate(B))
+    s.offer(A, layout=theirs)
+    s.offer(B, layout=theirs)
+    asked = [to for to, _ in s.sent(LayoutRequest)]
+    s.now += CONFIG.retry_interval
+    s.swarm.tick(s.now)
+    asked += [to for to, _ in s.sent(LayoutRequest)]
+    assert sorted(asked) == sorted([A.peer, B.peer])
+
+
+def test_a_layout_that_does_not_match_its_digest_is_not_believed() -> None:
+    theirs = Layout([TensorSpec("t", "uint8", (1 << 20,), 1 << 20)])
+    s = Script(own=layout_of(3))
+    s.candidates(candidate(A), candidate(B))
+    s.offer(A, layout=theirs)
+    s.drain()
+    s.receive(A, LayoutPage("p", A.slot, 0, 1, (TensorSpec("x", "uint8", (1 << 20,), 1 << 20),)))
+    s.drain()
+    s.offer(B, layout=theirs)
+    [(to, _)] = s.sent(LayoutRequest)
+    assert to == B.peer
+
+
+def test_malformed_offers_are_dropped_and_counted() -> None:
+    s = Script()
+    s.candidates(candidate(A))
+    good = PullOffer(
+        "p", A.slot, PUBLICATION, True, s.layout.digest, s.layout.num_bytes,
+        s.layout.chunk_bytes, b"\xff", b"", b"", ENDPOINTS,
+    )  # fmt: skip
+    for changes in [
+        {"have": b"\xff\xff"},
+        {"digests": b"x" * 16, "known": b"\x03"},
+        {"known": b"\xff\xff\xff"},
+        {"chunk_bytes": 0},
+        {"num_bytes": 1 << 60},
+        {"num_bytes": 5},
+    ]:
+        message = PullOffer(**({f: getattr(good, f) for f in good.__struct_fields__} | changes))
+        s.receive(A, message)
+    assert s.swarm.dropped == 6
+    s.receive(A, PullUpdate("p", A.slot, b"\xff\xff\xff"))
+    s.receive(A, PullUpdate("p", A.slot, b"\xff", ((99, digest(1)),)))
+    s.receive(A, PullUpdate("p", A.slot, b"\xff", ((1, b"short"),)))
+
+
+def test_what_comes_from_strangers_or_for_other_pulls_is_ignored() -> None:
+    s = Script()
+    s.candidates(candidate(A))
+    s.drain()
+    s.offer(B)
+    s.receive(A, PullGone("another pull", A.slot, "no"))
+    assert s.drain() == ([], [])
+
+
+def test_candidates_are_bounded_and_dead_wood_makes_room() -> None:
+    s = Script(config=PullConfig(max_candidates=10, max_sources=2))
+    crowd = [SourceId(PeerId(f"{i:016x}"), A.slot) for i in range(40)]
+    s.candidates(*map(candidate, crowd))
+    assert len(s.swarm.facts()) == 10
+    assert len(s.sent(PullHello)) == 2
+    s.candidates(*map(candidate, crowd[20:25]))
+    assert set(crowd[20:25]) <= {f.source for f in s.swarm.facts()}
+
+
+# --- whole swarms ----------------------------------------------------------------------------
+
+
+@dataclass
+class Holder:
+    """A peer with a server, and maybe a swarm; what befalls it is in its fields."""
+
+    id: SourceId
+    server: ShardServer
+    swarm: Swarm | None = None
+    wrong: frozenset[int] = frozenset()
+    """Chunks of which it delivers wrong bytes."""
+    dies_at: float = float("inf")
+    withdraws_at: float = float("inf")
+    mute: bool = False
+    """Its control plane says nothing."""
+    silent: bool = False
+    """Its data plane delivers nothing."""
+    end: Event | None = None
+    in_flight: set[int] = field(default_factory=set)
+
+
+class World:
+    """Holders and pullers on a virtual clock, with random delays, losses and reading times."""
+
+    def __init__(self, chunks: int, seed: int, config: PullConfig, loss: float = 0.0) -> None:
+        self.chunks = chunks
+        self.layout = layout_of(chunks)
+        self.rng = random.Random(seed)
+        self.config = config
+        self.loss = loss
+        self.now = 0.0
+        self.holders: dict[SourceId, Holder] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._counter = itertools.count()
+
+    def later(self, delay: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + delay, next(self._counter), do))
+
+    def holder(self, id: SourceId, have: int, origin: bool = False, **fate: object) -> Holder:
+        server = ShardServer(
+            id.slot,
+            PUBLICATION,
+            self.layout,
+            ENDPOINTS,
+            self.config,
+            have=ChunkSet(self.chunks, have),
+            origin=origin,
+        )
+        holder = self.holders[id] = Holder(id, server, **fate)  # type: ignore[arg-type]
+        if not origin:
+            for chunk in ChunkSet(self.chunks, have):
+                server.manifest.put(chunk, digest(chunk))
+        else:
+            for chunk in range(self.chunks):
+                self.later(0.05 + chunk * 0.01, lambda c=chunk: self.digested(holder, c))
+        if holder.withdraws_at < float("inf"):
+            self.later(holder.withdraws_at, lambda: self.withdraw(holder))
+        if holder.dies_at < float("inf"):
+            self.later(holder.dies_at + 1.0, lambda: self.lost(holder.id.peer))
+        return holder
+
+    def puller(self, id: SourceId) -> Holder:
+        puller = self.holder(id, 0)
+        puller.swarm = Swarm(
+            f"pull-{id}", PUBLICATION, id, self.layout, ["tcp"], self.config, self.rng
+        )
+        return puller
+
+    def digested(self, holder: Holder, chunk: int) -> None:
+        if self.alive(holder) and self.now < holder.withdraws_at:
+            holder.server.digested(self.now, chunk, digest(chunk))
+            self.settle(holder)
+
+    def withdraw(self, holder: Holder) -> None:
+        holder.server.withdraw(self.now, "unpublished")
+        self.settle(holder)
+
+    def lost(self, peer: PeerId) -> None:
+        for holder in self.holders.values():
+            holder.server.forget_peer(self.now, peer)
+            if holder.swarm is not None:
+                holder.swarm.lost(self.now, peer)
+            self.settle(holder)
+
+    def alive(self, holder: Holder) -> bool:
+        return self.now < holder.dies_at
+
+    def settle(self, holder: Holder) -> None:
+        """Act on everything in the outboxes of a holder, and wake it when it wants to."""
+        if not self.alive(holder):
+            return
+        self._drain(holder, holder.server.outbox)
+        if holder.swarm is not None:
+            self._drain(holder, holder.swarm.outbox)
+        wakeups = [holder.server.next_wakeup()]
+        if holder.swarm is not None:
+            wakeups.append(holder.swarm.next_wakeup())
+        due = min((t for t in wakeups if t is not None), default=None)
+        if due is not None:
+            self.later(max(0.0005, due - self.now), lambda: self.wake(holder, due))
+
+    def wake(self, holder: Holder, due: float) -> None:
+        if not self.alive(holder):
+            return
+        machines = [holder.server, *([holder.swarm] if holder.swarm else [])]
+        if any((m.next_wakeup() or float("inf")) <= self.now for m in machines):
+            for machine in machines:
+                machine.tick(self.now)
+            self.settle(holder)
+
+    def _drain(self, holder: Holder, outbox: Outbox) -> None:
+        while items := outbox.drain():
+            for item in items:
+                if isinstance(item, Send):
+                    self._send(holder, item)
+                else:
+                    assert isinstance(item, Event)
+                    self._event(holder, item)
+
+    def _send(self, holder: Holder, send: Send) -> None:
+        if holder.mute or self.rng.random() < self.loss:
+            return
+        self.later(self.rng.uniform(0.0001, 0.005), lambda: self._deliver(holder, send))
+
+    def _deliver(self, sender: Holder, send: Send) -> None:
+        for holder in self.holders.values():
+            if holder.id.peer == send.to and self.alive(holder):
+                holder.server.receive(self.now, sender.id.peer, send.message)
+                if holder.swarm is not None:
+                    holder.swarm.receive(self.now, sender.id.peer, send.message)
+                self.settle(holder)
+
+    def _event(self, holder: Holder, event: Event) -> None:
+        swarm = holder.swarm
+        if isinstance(event, DigestsWanted):
+            for chunk in event.chunks:
+                self.later(0.002, lambda c=chunk: self.digested(holder, c))
+        elif isinstance(event, LayoutFound):
+            assert swarm is not None
+            swarm.begin(self.now)
+        elif isinstance(event, DigestsLearnt):
+            for chunk, d in event.digests:
+                holder.server.digested(self.now, chunk, d)
+        elif isinstance(event, ChunkHeld):
+            assert event.digest == digest(event.chunk)
+            holder.server.verified(self.now, event.chunk, event.digest)
+        elif isinstance(event, Fetch):
+            assert event.chunk not in holder.in_flight, "one chunk in two readers' hands"
+            holder.in_flight.add(event.chunk)
+            source = self.holders[event.source]
+            took = self.config.source_timeout if source.silent else self.rng.uniform(0.001, 0.02)
+            self.later(took, lambda: self._read(holder, source, event))
+        elif isinstance(event, (Completed, Starved, Corrupt)):
+            assert holder.end is None
+            holder.end = event
+
+    def _read(self, holder: Holder, source: Holder, fetch: Fetch) -> None:
+        swarm = holder.swarm
+        assert swarm is not None
+        holder.in_flight.discard(fetch.chunk)
+        if not self.alive(source):
+            swarm.failed(self.now, source.id, fetch.chunk, Fault.GONE)
+        elif source.silent:
+            swarm.failed(self.now, source.id, fetch.chunk, Fault.SILENT)
+        elif self.now >= source.withdraws_at:
+            fault = self.rng.choice([Fault.WITHDREW, Fault.MISMATCH])
+            swarm.failed(self.now, source.id, fetch.chunk, fault)
+        elif fetch.chunk in source.wrong:
+            swarm.failed(self.now, source.id, fetch.chunk, Fault.MISMATCH)
+        else:
+            assert fetch.chunk in source.server.have, "asked for what it doesn't have"
+            swarm.fetched(self.now, source.id, fetch.chunk, fetch.digest)
+        self.settle(holder)
+
+    def run(self, limit: float) -> None:
+        """The directory names everybody to every puller; until all pulls have ended."""
+        pullers = [h for h in self.holders.values() if h.swarm is not None]
+        for puller in pullers:
+            assert puller.swarm is not None
+            holders = [h for h in self.holders.values() if h is not puller]
+            puller.swarm.candidates(
+                self.now,
+                [
+                    candidate(h.id, 2, Phase.READY if h.server.complete else Phase.PARTIAL)
+                    for h in holders
+                ],
+            )
+            self.settle(puller)
+        steps = 0
+        while self._events and self.now < limit and any(p.end is None for p in pullers):
+            self.now, _, do = heapq.heappop(self._events)
+            do()
+            steps += 1
+            assert steps < 500_000, "busy for ever"
+
+
+fates = st.fixed_dictionaries(
+    {},
+    optional={
+        "dies_at": st.floats(0.0, 1.0),
+        "withdraws_at": st.floats(0.0, 1.0),
+        "mute": st.booleans(),
+        "silent": st.booleans(),
+    },
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    chunks=st.integers(1, 24),
+    seed=st.integers(0, 2**32),
+    data=st.data(),
+    pullers=st.integers(1, 4),
+    loss=st.sampled_from([0.0, 0.0, 0.1, 0.3]),
+    slots=st.integers(1, 4),
+)
+def test_a_pull_completes_if_every_chunk_is_to_be_had_and_always_ends(
+    chunks: int, seed: int, data: st.DataObject, pullers: int, loss: float, slots: int
+) -> None:
+    everything = (1 << chunks) - 1
+    world = World(chunks, seed, PullConfig(upload_slots=slots), loss)
+    sets = st.integers(0, everything)
+    steady = data.draw(st.lists(sets, max_size=3), label="steady holders")
+    for i, have in enumerate(steady):
+        world.holder(source(str(i)), have)
+    if data.draw(st.booleans(), label="an origin that stays"):
+        world.holder(ORIGIN._replace(peer=PeerId("origin")), everything, origin=True)
+        steady.append(everything)
+    doomed = data.draw(st.lists(st.tuples(sets, fates), max_size=3), label="doomed holders")
+    for i, (have, fate) in enumerate(doomed):
+        world.holder(source(str(5 + i)), have, **fate)
+    lies = data.draw(st.lists(st.tuples(sets, sets), max_size=2), label="liars")
+    for i, (have, wrong) in enumerate(lies):
+        world.holder(source("xy"[i]), have, wrong=frozenset(ChunkSet(chunks, wrong)))
+    pulling = [world.puller(source("pqrs"[i])) for i in range(pullers)]
+    world.run(limit=300.0)
+
+    had = reachable = 0
+    for have in steady:
+        had |= have
+    reachable = had
+    for have, _ in doomed:
+        reachable |= have
+    for have, wrong in lies:
+        reachable |= have & ~wrong
+    for puller in pulling:
+        assert puller.end is not None, "a pull that never ends"
+        if had == everything:
+            assert isinstance(puller.end, Completed)
+        if reachable != everything:
+            assert isinstance(puller.end, (Starved, Corrupt))
+        assert puller.swarm is not None
+        if isinstance(puller.end, Completed):
+            assert puller.swarm.held.is_full
+
+
+def test_pullers_of_one_source_trade_chunks_among_themselves() -> None:
+    world = World(64, 1, PullConfig(upload_slots=2))
+    origin = world.holder(ORIGIN, (1 << 64) - 1, origin=True)
+    pulling = [world.puller(source("pqrstuvw"[i])) for i in range(8)]
+    world.run(limit=60.0)
+    assert all(isinstance(p.end, Completed) for p in pulling)
+    from_origin = 0
+    for puller in pulling:
+        assert puller.swarm is not None
+        from_origin += sum(f.chunks for f in puller.swarm.facts() if f.source == ORIGIN)
+    assert from_origin < 8 * 64 / 2
+    assert origin.server.sealed
+
+
+def test_pullers_that_hold_everything_between_them_finish_without_the_origin() -> None:
+    world = World(32, 3, PullConfig())
+    quarter = (1 << 8) - 1
+    pulling = [world.puller(source("pqrs"[i])) for i in range(4)]
+    for i, puller in enumerate(pulling):
+        mine = ChunkSet(32, quarter << 8 * i)
+        helper = world.holder(source(str(i)), mine.bits)
+        assert helper.server.have == mine
+        assert puller.swarm is not None
+    world.run(limit=60.0)
+    assert all(isinstance(p.end, Completed) for p in pulling)
