@@ -1,0 +1,71 @@
+"""Weights for LLM reinforcement learning, moved between workers with no server."""
+
+from __future__ import annotations
+
+from tensorhub_p2p.config import (
+    Config,
+    ConfigError,
+    DirectoryConfig,
+    GroupConfig,
+    PullConfig,
+    SwimConfig,
+    WireConfig,
+)
+from tensorhub_p2p.errors import (
+    AuthenticationError,
+    GroupBroken,
+    GroupDivergence,
+    IntegrityError,
+    JoinError,
+    LayoutMismatch,
+    PeerClosed,
+    RetentionLost,
+    SlotTaken,
+    StateError,
+    TensorHubError,
+    Timeout,
+    TransferError,
+    VersionConflict,
+    VersionUnavailable,
+)
+from tensorhub_p2p.handle import ShardHandle
+from tensorhub_p2p.peer import Peer, close_on_sigterm
+from tensorhub_p2p.results import HandleState, Member, Pull, SourceReport, VersionInfo
+from tensorhub_p2p.runtime.security import keygen
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AuthenticationError",
+    "Config",
+    "ConfigError",
+    "DirectoryConfig",
+    "GroupBroken",
+    "GroupConfig",
+    "GroupDivergence",
+    "HandleState",
+    "IntegrityError",
+    "JoinError",
+    "LayoutMismatch",
+    "Member",
+    "Peer",
+    "PeerClosed",
+    "Pull",
+    "PullConfig",
+    "RetentionLost",
+    "ShardHandle",
+    "SlotTaken",
+    "SourceReport",
+    "StateError",
+    "SwimConfig",
+    "TensorHubError",
+    "Timeout",
+    "TransferError",
+    "VersionConflict",
+    "VersionInfo",
+    "VersionUnavailable",
+    "WireConfig",
+    "__version__",
+    "close_on_sigterm",
+    "keygen",
+]

@@ -22,7 +22,9 @@ from tensorhub_p2p.runtime.monitor import Fact, LinkFact
 PATIENCE = 15.0
 """Seconds that a test waits for something that must happen."""
 
-QUICK = WireConfig(handshake_timeout=1.0, heartbeat_interval=0.2, heartbeat_timeout=0.6)
+QUICK = WireConfig(handshake_timeout=1.0)
+IMPATIENT = WireConfig(handshake_timeout=1.0, heartbeat_interval=0.2, heartbeat_timeout=1.0)
+"""Notices a silent process within a second; on a busy machine it may see one where none is."""
 
 
 class Echo:
@@ -110,13 +112,23 @@ class EchoPeer:
         """Exchange one ping and ack, retrying while links rest."""
         eventually(lambda: self._reached(other), f"{other.address} answers")
 
+    def reach_peer(self, peer: PeerId) -> None:
+        """The same with a peer whose address is known."""
+        eventually(lambda: self._answered_by(peer), f"{peer} answers")
+
     def _reached(self, other: EchoPeer) -> bool:
         self.ping(other.address, 77)
+        return self._answered(other.me)
+
+    def _answered_by(self, peer: PeerId) -> bool:
+        self.ping_peer(peer, 78)
+        return self._answered(peer)
+
+    def _answered(self, peer: PeerId) -> bool:
         try:
-            sender, _ = self.next_ack(timeout=0.3)
+            return self.next_ack(timeout=0.3)[0] == peer
         except queue.Empty:
             return False
-        return sender == other.me
 
 
 def eventually(true: Callable[[], bool], what: str) -> None:

@@ -173,7 +173,7 @@ def test_a_tensor_that_was_pointed_elsewhere_or_resized_is_named() -> None:
         module.weight.mul_(2)
     region.check_unmoved()
     module.bias.data = torch.zeros(3)
-    with pytest.raises(StateError, match="'bias'.*register"):
+    with pytest.raises(StateError, match=r"'bias'.*register"):
         region.check_unmoved()
     tensor = torch.zeros(8)
     region = Region.of({"x": tensor})
@@ -209,9 +209,7 @@ def test_arranged_lists_the_differences() -> None:
         ours.arranged(theirs.layout)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12), st.data()
-)
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12), st.data())
 def test_pieces_are_exactly_the_bytes_of_the_range(
     parts: list[tuple[int, bool]], data: st.DataObject
 ) -> None:
@@ -248,7 +246,9 @@ def test_scratch_gathers_and_scatters_what_was_there(sizes: list[int]) -> None:
     source = [torch.randint(0, 255, (n,), dtype=torch.uint8) for n in sizes]
     target = [torch.zeros(n, dtype=torch.uint8) for n in sizes]
     scratch = Scratch(4096)
-    iovs = [array("Q", [x for t in ts for x in (t.data_ptr(), t.nbytes)]) for ts in (source, target)]
+    iovs = [
+        array("Q", [x for t in ts for x in (t.data_ptr(), t.nbytes)]) for ts in (source, target)
+    ]
     assert scratch.gather(iovs[0]) == sum(sizes)
     assert bytes(scratch.memory[: sum(sizes)]) == b"".join(raw(t) for t in source)
     assert scratch.scatter(iovs[1]) == sum(sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import queue
+import os
 import socket
 
 import pytest
@@ -77,14 +77,7 @@ def test_a_peer_with_several_addresses_is_reached_through_the_one_that_works() -
         info = PeerInfo(b.me, "b", "z", (f"127.0.0.1:{free_port()}", b.address))
         a.control.call(lambda now: a.links.learn(info)).result(5)
 
-        def answered() -> bool:
-            a.ping_peer(b.me)
-            try:
-                return a.next_ack(timeout=0.1)[0] == b.me
-            except queue.Empty:
-                return False
-
-        eventually(answered, "the second address is tried")
+        a.reach_peer(b.me)
 
 
 def test_an_unknown_peer_is_found_through_the_lookup() -> None:
@@ -110,9 +103,9 @@ def test_another_clusters_messages_are_dropped_and_counted() -> None:
 def test_a_message_for_the_previous_peer_at_a_reused_address_is_dropped() -> None:
     gone = PeerId("0123456789abcdef")
     with EchoPeer() as a, EchoPeer() as b:
-        a.control.call(
-            lambda now: a.links.learn(PeerInfo(gone, "gone", "z", (b.address,)))
-        ).result(5)
+        a.control.call(lambda now: a.links.learn(PeerInfo(gone, "gone", "z", (b.address,)))).result(
+            5
+        )
         a.ping_peer(gone)
         eventually(lambda: b.links.counters["dropped: for another peer"] == 1, "it is counted")
         assert b.machine.got.empty()
@@ -188,6 +181,30 @@ def test_an_evicted_peer_is_reached_again_at_once() -> None:
                 a.ping(other.address, seq)
                 assert a.next_ack() == (other.me, Ack(seq))
         assert a.links.counters["connections closed to make room"] == 11
+
+
+def test_an_evicted_connection_really_closes() -> None:
+    def open_descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    others = [EchoPeer().__enter__() for _ in range(6)]
+    with EchoPeer(config=WireConfig(max_connections=1)) as a:
+        a.reach(others[0])
+        # Their connections back to us stay; each has two ends in this process.
+        allowed = open_descriptors() + 2 * len(others)
+        for other in others[1:]:
+            a.reach(other)
+        eventually(lambda: open_descriptors() < allowed, "both ends are gone")
+    for other in others:
+        other.control.stop()
+
+
+def test_a_burst_beyond_one_batch_arrives_whole() -> None:
+    with EchoPeer(config=WireConfig(receive_batch=3)) as a, EchoPeer() as b:
+        b.reach(a)
+        b.control.post(lambda now: [b.machine.outbox.send(a.me, Ack(n)) for n in range(500)])
+        got = [a.machine.got.get(timeout=5)[1] for _ in range(501)]
+        assert got[1:] == [Ack(n) for n in range(500)]
 
 
 def test_watched_peers_keep_their_connection_whatever_else_is_dialled() -> None:

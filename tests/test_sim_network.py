@@ -58,9 +58,12 @@ def test_messages_arrive_after_the_links_latency_and_are_answered() -> None:
     network, a, b = pair(link=Link(latency=(0.1, 0.2)))
     network.run_for(0.5)
     ((at, sender, message),) = b.heard
-    assert 0.1 <= at <= 0.2 and sender == A and message == Ping(1)
+    assert 0.1 <= at <= 0.2
+    assert sender == A
+    assert message == Ping(1)
     ((back, _, answer),) = a.heard
-    assert 0.2 <= back <= 0.4 and answer == Ack(1)
+    assert 0.2 <= back <= 0.4
+    assert answer == Ack(1)
     assert network.now == 0.5
 
 
@@ -136,7 +139,8 @@ def test_a_paused_peer_does_nothing_and_receives_all_when_resumed() -> None:
     network, a, b = pair()
     network.pause(B)
     network.run_for(2.5)
-    assert b.heard == [] and network.running() == (A,)
+    assert b.heard == []
+    assert network.running() == (A,)
     network.resume(B)
     assert [message for _, _, message in b.heard] == [Ping(1), Ping(2), Ping(3)]
     network.pause(A)
@@ -147,7 +151,7 @@ def test_a_paused_peer_does_nothing_and_receives_all_when_resumed() -> None:
 
 
 def test_run_until_stops_as_soon_as_the_predicate_holds() -> None:
-    network, a, b = pair()
+    network, _a, b = pair()
     assert network.run_until(lambda: len(b.heard) == 3, limit=10)
     assert 2 < network.now < 2.1
     assert not network.run_until(lambda: len(b.heard) == 30, limit=10)
@@ -195,4 +199,5 @@ def test_undecodable_bytes_are_counted_and_dropped(
     scramble: Callable[[object], bytes] = lambda envelope: b"\xc1junk"  # noqa: E731
     monkeypatch.setattr("tensorhub_p2p.sim.network.encode", scramble)
     network.run_for(0.5)
-    assert b.heard == [] and network.counters["garbage"] == 1
+    assert b.heard == []
+    assert network.counters["garbage"] == 1

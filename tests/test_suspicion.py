@@ -54,7 +54,8 @@ def test_a_verdict_falls_once_at_its_deadline() -> None:
     assert suspicions.take_due(29.9) == []
     assert suspicions.next_deadline() == pytest.approx(30)
     assert suspicions.take_due(30) == [SICK]
-    assert suspicions.take_due(60) == [] and suspicions.next_deadline() is None
+    assert suspicions.take_due(60) == []
+    assert suspicions.next_deadline() is None
 
 
 def test_a_cancelled_suspicion_never_ends_in_a_verdict() -> None:

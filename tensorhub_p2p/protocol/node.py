@@ -230,6 +230,13 @@ class Node:
         self.shards[slot].close(now, number, deadline)
         self._settle(now)
 
+    def interrupt(self, now: float, slot: Slot) -> None:
+        """Whoever waited for the slot's verb is gone: end it as its deadline would."""
+        shard = self.shards.get(slot)
+        if shard is not None:
+            shard.interrupt(now)
+            self._settle(now)
+
     def digested(
         self, now: float, slot: Slot, publication: Publication, chunk: int, digest: bytes
     ) -> None:

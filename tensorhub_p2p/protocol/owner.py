@@ -14,7 +14,8 @@ Who sends what when:
                                             DirectoryValue(warming) now and the full one
                                             as soon as it is
                    -> DirectoryMismatch     as above
-    DirectoryMerge -> DirectoryMerged       always: cold or warm, owner or not
+    DirectoryMerge -> DirectoryMerged       always: cold or warm, owner or not; but none to
+                                            a notice that the key exists (request 0)
     DirectoryWatch -> DirectoryChanged      at each change, until `seconds` have passed;
                                             several changes in a batch are told once
 
@@ -22,9 +23,9 @@ A mismatch carries the sender's view of the members, and is answered by the othe
 that whoever is behind catches up at once; at most one view goes to a peer each
 `retry_interval`, the others are empty.
 
-A key is warmed when it is first asked for or written to, and when a change of the ring
-makes this peer a new owner of a key that it holds. What a former owner holds it keeps for
-a while, as new owners come to ask only when they hear of the key.
+A key is warmed when it is first heard of: by a read, a write, or a DirectoryMerge, which
+the earlier owners send to new ones, soon after a change of the ring, to say that the key
+exists. Nothing is handed over unasked, and a former owner keeps what it holds for a while.
 
 What bounds it: `max_registers` in all, `max_key_registers` a key, `max_keys`, `max_watchers`
 a key. Beyond them new ones are refused (registers), told nothing (watchers), or left
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from random import Random
 
 from tensorhub_p2p.config import DirectoryConfig
@@ -141,6 +143,8 @@ class Owner:
         self._merges: dict[int, Key] = {}
         self._last_merge = 0
         self._warm_at: float | None = None
+        self._notices: list[tuple[float, Key, Owners]] = []
+        """Keys whose new owners are to be told that they exist: when, and whom."""
         self._watchers: dict[Key, dict[PeerId, float]] = {}
         self._changed: dict[Key, None] = {}
         self._tell_at: float | None = None
@@ -171,11 +175,16 @@ class Owner:
             self._tell_watchers(now)
         if self._warm_at is not None and now >= self._warm_at:
             self._warm_due(now)
+        while self._notices and self._notices[0][0] <= now:
+            _, key, fresh = heappop(self._notices)
+            for peer in fresh:
+                self._post(now, peer, DirectoryMerge(0, key, self.owners(key)))
         if self._sweep_at is not None and now >= self._sweep_at:
             self._sweep(now)
 
     def next_wakeup(self) -> float | None:
-        return earliest(self._tell_at, self._warm_at, self._sweep_at)
+        notice = self._notices[0][0] if self._notices else None
+        return earliest(self._tell_at, self._warm_at, notice, self._sweep_at)
 
     # -- requests --
 
@@ -328,7 +337,11 @@ class Owner:
     ) -> None:
         """Adjust one key to the new ring."""
         owners = self.owners(key)
-        if owners != held.debts.served:
+        before = held.debts.served
+        if owners != before:
+            fresh = tuple(p for p in owners if p not in before and p != self.me)
+            if held.cells and fresh and self.me in before:
+                heappush(self._notices, (now + self._rng.random() * WARM_SPREAD, key, fresh))
             held.debts.move(owners)
             held.touched = now
             self._end_merge(key, held)
@@ -389,7 +402,7 @@ class Owner:
         held = self._held.get(key)
         if message.owners and not same(message.owners, owners):
             self._disagree(now, sender, 0)
-            if self.me in owners:
+            if self.me in owners and message.request:
                 held = held or self._take_up(now, key, owners, keep=True)
                 if held is None:
                     return
@@ -397,6 +410,12 @@ class Owner:
                 held.parked.clear()
                 self._end_merge(key, held)
                 self._warm_later(key, held, now + self._config.settle_seconds)
+        elif held is None and self.me in owners:
+            held = self._take_up(now, key, owners, keep=True)
+            if held is not None and not held.debts.warm:
+                self._ask(now, key, held)
+        if not message.request:
+            return
         debts = (
             held.debts if held else self._past.debts(self.me, key, self._config.replicas, owners)
         )

@@ -249,6 +249,11 @@ class ShardNode:
         self.claim.release(now)
         self._drain(now)
 
+    def interrupt(self, now: float) -> None:
+        """End the verb under way as if its deadline had come."""
+        if self._verb is not None:
+            self._expire(now)
+
     # --- how a verb runs ---
 
     def _begin(self, now: float, verb: Verb) -> None:

@@ -116,7 +116,7 @@ class Source:
     asks: int = 0
     """Requests since it last began to be asked."""
     streak: int = 0
-    """Faults since the last good chunk."""
+    """Failed reads since the last good chunk."""
     told_at: float = 0.0
     """When it last heard from us."""
     told: tuple[bool, bool] = (False, False)

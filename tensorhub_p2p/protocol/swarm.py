@@ -81,7 +81,7 @@ MAX_WANTED = 32
 MAX_BACKOFF = 8
 """Longest back-off, in units of `retry_interval`."""
 MAX_STREAK = 3
-"""Faults in a row from which on a source that answers doesn't count as one that can be read."""
+"""Failed reads in a row from which on a source that answers doesn't count as having anything."""
 MAX_NAMED = 16
 """Chunks named in `Starved`."""
 
@@ -259,6 +259,7 @@ class Swarm:
         if fault is Fault.MISMATCH:
             self._mismatch(now, at, chunk)
         elif at.state in ACTIVE:
+            at.streak += 1
             self._rest(now, at, f"{fault.value}{': ' if why else ''}{why}")
         self.tick(now)
 
@@ -266,6 +267,7 @@ class Swarm:
         """No transport can read there."""
         at = self._sources.get(source)
         if at is not None and at.state in ACTIVE:
+            at.streak += 1
             self._rest(now, at, f"{Fault.UNREACHABLE.value}: {why}")
         self.tick(now)
 
@@ -464,8 +466,7 @@ class Swarm:
     def _rest(self, now: float, source: Source, why: str) -> None:
         """Leave it alone for a while; what it has in flight comes back through `failed`."""
         source.note(why)
-        source.streak += 1
-        source.retry_at = now + self._backoff(source.streak)
+        source.retry_at = now + self._backoff(max(1, source.streak))
         source.have = source.wanted = 0
         source.enter(now, SourceState.RESTING)
 
@@ -498,6 +499,7 @@ class Swarm:
             if source.state is not SourceState.WAITING:
                 source.enter(now, SourceState.WAITING)
         elif not offer.endpoints:
+            source.streak += 1
             self._rest(now, source, "offers no transport that we have")
         elif source.state is not SourceState.OPEN or source.endpoints != offer.endpoints:
             source.endpoints = offer.endpoints
@@ -705,15 +707,19 @@ class Swarm:
         return None if best is None else best[1:]
 
     def _better_left(self, source: Source, sources: list[Source]) -> int:
-        """What others have, if they'd be through with all of it before a slow one did one."""
-        others = [s for s in sources if s is not source]
-        rest = sum(s.rate or 0.0 for s in others)
-        if not source.rate or not rest or source.rate >= rest:
+        """What faster ones have, if they'd be through with everything before it did one chunk.
+
+        Only sources with a strictly higher rate count, so that no two wait for each other.
+        """
+        rate = source.rate
+        if not rate:
             return 0
-        if self._needed().bit_count() / rest >= 1 / source.rate:
+        faster = [s for s in sources if s.rate and s.rate > rate]
+        combined = sum(s.rate or 0.0 for s in faster)
+        if self._needed().bit_count() * rate >= combined:
             return 0
         elsewhere = 0
-        for other in others:
+        for other in faster:
             elsewhere |= other.have & ~other.bad
         return elsewhere
 

@@ -19,7 +19,7 @@ VICTIM = ("rollout-2", 1)
 class Plan:
     """The numbers of a run. All times in seconds."""
 
-    steps: int = 40
+    steps: int = 32
     """Training steps; the trainer publishes version 1, then one version a step."""
     vocabulary: int = 131_072
     """Rows of the embedding and of the head, as many as a present tokenizer has.

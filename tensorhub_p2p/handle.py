@@ -1,0 +1,388 @@
+"""`ShardHandle`: one shard of one replica, and the verbs on it.
+
+States, and which calls fit (anything else is a StateError that says what to call first):
+
+    OPEN         register                                wait_for  close
+    REGISTERED   publish    replicate    unregister      wait_for  close
+    PUBLISHED    unpublish  replicate                    wait_for  close
+    TORN         publish    replicate    unregister      wait_for  close
+    REPLICATING  (inside replicate)                                close
+    CLOSED       (nothing)
+
+A handle is used by one thread at a time: a second one in its verbs is a StateError.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from tensorhub_p2p.errors import PeerClosed, StateError, TensorHubError
+from tensorhub_p2p.protocol.identity import Publication, Slot
+from tensorhub_p2p.protocol.messages import Question
+from tensorhub_p2p.protocol.selection import newer_than as newer_than_selector
+from tensorhub_p2p.protocol.selection import selector_of
+from tensorhub_p2p.protocol.verbs import Answer, VerbId
+from tensorhub_p2p.results import HandleState, Pull
+from tensorhub_p2p.runtime.driver import Driver
+from tensorhub_p2p.runtime.exported import Exported
+from tensorhub_p2p.runtime.pulling import PullRun
+from tensorhub_p2p.transfer.memory import Region
+
+MAX_VERSION = 2**62
+NEEDS = {
+    HandleState.OPEN: "register() the tensors first",
+    HandleState.REGISTERED: "publish() or replicate() first",
+    HandleState.PUBLISHED: "unpublish() first",
+    HandleState.REPLICATING: "a replicate() is under way",
+    HandleState.TORN: "replicate() or publish() first: its tensors are a mix of two versions",
+    HandleState.CLOSED: "the handle is closed: open() another one",
+}
+REGISTERED, PUBLISHED, TORN = HandleState.REGISTERED, HandleState.PUBLISHED, HandleState.TORN
+
+
+class ShardHandle:
+    """Made by `Peer.open`. Use it as a context manager, or call `close()`."""
+
+    def __init__(self, driver: Driver, slot: Slot, num_shards: int, *, spot: bool) -> None:
+        self.model = slot.group.model
+        self.replica = slot.group.replica
+        self.shard = slot.shard
+        self.num_shards = num_shards
+        self.spot = spot
+        self._slot = slot
+        self._driver = driver
+        self._state = HandleState.OPEN
+        self._region: Region | None = None
+        self._exported: Exported | None = None
+        """What others may read of this handle at present."""
+        self._holds: Publication | None = None
+        """What the registered tensors are, whole and verified."""
+        self._busy = threading.Lock()
+        self._verb = ""
+
+    # --- questions -----------------------------------------------------------------------
+
+    @property
+    def state(self) -> HandleState:
+        """What the handle is doing."""
+        return self._state
+
+    @property
+    def version(self) -> int | None:
+        """The version that is published here or was replicated; None if there is none."""
+        return self._holds.version if self._holds is not None else None
+
+    @property
+    def sealed(self) -> bool:
+        """Every digest of what is held here is taken, and known to somebody else as well."""
+
+        def look(_now: float) -> bool:
+            server = self._driver.node.shards[self._slot].server
+            return server is not None and server.sealed
+
+        return self._state is not HandleState.CLOSED and bool(self._driver.ask(look))
+
+    def __repr__(self) -> str:
+        version = f", version {self.version}" if self._holds is not None else ""
+        return f"<ShardHandle {self._slot} of {self.num_shards}: {self._state.name}{version}>"
+
+    # --- tensors -------------------------------------------------------------------------
+
+    def register(self, tensors: object) -> None:
+        """Name the memory of this shard: an nn.Module, a mapping, or (name, tensor) pairs.
+
+        The tensors are written in place by `replicate` and read in place after `publish`.
+        Raises StateError for a tensor that can't be moved (not dense, CUDA, DTensor, meta),
+        for duplicate or empty names.
+        """
+        with self._in_verb("register", HandleState.OPEN):
+            self._region = Region.of(tensors)
+            self._state = REGISTERED
+
+    def unregister(self) -> None:
+        """Forget the tensors; afterwards nothing reads or writes them any more."""
+        with self._in_verb("unregister", REGISTERED, TORN):
+            self._end_exports(5.0)
+            self._region = None
+            self._holds = None
+            self._state = HandleState.OPEN
+
+    # --- publishing ----------------------------------------------------------------------
+
+    def publish(self, version: int, *, rewind: bool = False, timeout: float = 60.0) -> None:
+        """Make the tensors readable as `version`; they may not change until `unpublish`.
+
+        Returns once the references are on a majority of their owners, in a time that does not
+        depend on the size: digests are taken in the background. `rewind=True` begins a
+        new epoch, in which versions may start lower again. Raises VersionConflict if a
+        higher version exists, GroupBroken, SlotTaken, Timeout.
+        """
+        if isinstance(version, bool) or not isinstance(version, int):
+            raise ValueError(f"version = {version!r}: must be an integer")
+        if not 0 <= version < MAX_VERSION:
+            raise ValueError(f"version = {version}: must be from 0 to {MAX_VERSION - 1}")
+        with self._in_verb("publish", REGISTERED, TORN):
+            region = self._registered()
+            region.check_unmoved()
+            self._end_exports(timeout)
+            exported = Exported.whole(self._driver.transports, region)
+            try:
+                self._holds = self._run(
+                    timeout,
+                    lambda node, now, number, deadline: node.publish(
+                        now,
+                        number,
+                        deadline,
+                        self._slot,
+                        version,
+                        rewind,
+                        region.layout,
+                        exported.endpoints,
+                    ),
+                )
+            except BaseException:
+                exported.drain(time.monotonic() + 1.0)
+                raise
+            self._exported = exported
+            self._driver.digests.start(self._slot, self._published(), region)
+            self._state = PUBLISHED
+
+    def unpublish(self, timeout: float = 30.0) -> None:
+        """Take the version back; on return the tensors may change.
+
+        Readers are sent elsewhere and get the time for the chunks in flight. While a group
+        that decided for this version finds it nowhere else, this waits. Timeout: then it is
+        still published.
+        """
+        with self._in_verb("unpublish", PUBLISHED):
+            self._unpublish(timeout)
+            self._state = REGISTERED
+
+    def _unpublish(self, timeout: float) -> None:
+        self._run(
+            timeout,
+            lambda node, now, number, deadline: node.unpublish(now, number, deadline, self._slot),
+        )
+        self._holds = None
+        self._end_exports(self._driver.config.pull.lease_seconds)
+
+    # --- replicating ---------------------------------------------------------------------
+
+    def replicate(
+        self, version: int | str = "latest", timeout: float = 120.0, *, progress: bool = False
+    ) -> Pull:
+        """Bring the tensors to `version`: a number, "latest", or "latest-k" for the k-th before.
+
+        All shards of the replica get the same publication for the same call. An absent
+        version is waited for. Afterwards the handle serves the version, with no publish call.
+        On an error after the first byte was written the handle is TORN; a retry of the
+        same call gets the same publication. Raises LayoutMismatch (no byte was written),
+        VersionUnavailable, IntegrityError, TransferError, GroupBroken, GroupDivergence, Timeout.
+        """
+        question = Question("replicate", selector_of(version))
+        with self._in_verb("replicate", REGISTERED, PUBLISHED, TORN):
+            started = time.monotonic()
+            region = self._registered()
+            region.check_unmoved()
+            region.check_writable()
+            answer = self._ask(question, timeout)
+            if self._holds == answer.publication:
+                self._finish(answer)
+                return self._up_to_date(answer, time.monotonic() - started)
+            left = timeout - (time.monotonic() - started)
+            pull = PullRun(self._driver, self._slot, region, answer, max(0.01, left), progress)
+            try:
+                exported = pull.run(self._give_up_old)
+            except BaseException as error:
+                self._pull_failed(pull, answer, error)
+                raise
+            self._exported, self._holds = exported, answer.publication
+            self._state = PUBLISHED
+            self._finish(answer)
+            return pull.report(time.monotonic() - started)
+
+    def _give_up_old(self, timeout: float) -> None:
+        """The new version is within reach: withdraw the old one; bytes change from here on."""
+        if self._holds is not None:
+            self._unpublish(timeout)
+        else:
+            self._end_exports(timeout)
+        self._state = HandleState.REPLICATING
+
+    def _pull_failed(self, pull: PullRun, answer: Answer, error: BaseException) -> None:
+        if self._state is HandleState.REPLICATING:
+            self._state = TORN
+            # What was verified is served on, until the handle's next verb.
+            self._exported = pull.exported
+        if pull.unavailable and isinstance(error, TensorHubError):
+            reason = f"shard {self.shard}: {error}"[:1000]
+            node = self._driver.node
+            self._driver.ask(lambda now: node.give_up(now, self._slot, answer.call, reason))
+
+    def wait_for(self, newer_than: int, timeout: float = 60.0) -> int:
+        """Wait until a version above `newer_than` can be replicated; returns that version.
+
+        A group call, as `replicate` is: all shards of the replica get the same answer.
+        """
+        if isinstance(newer_than, bool) or not isinstance(newer_than, int) or newer_than < -1:
+            raise ValueError(f"newer_than = {newer_than!r}: must be a version, or -1 for any")
+        states = (HandleState.OPEN, REGISTERED, PUBLISHED, TORN)
+        with self._in_verb("wait_for", *states):
+            selector = newer_than_selector(newer_than) if newer_than >= 0 else "latest"
+            answer = self._ask(Question("wait_for", selector), timeout)
+            self._finish(answer)
+            return answer.publication.version
+
+    def _ask(self, question: Question, timeout: float) -> Answer:
+        answer: Answer = self._run(
+            timeout,
+            lambda node, now, number, deadline: node.ask(
+                now, number, deadline, self._slot, question
+            ),
+        )
+        return answer
+
+    def _finish(self, answer: Answer) -> None:
+        node = self._driver.node
+        error = self._driver.ask(lambda now: node.finish(now, self._slot, answer.call))
+        if error is not None:
+            raise error
+
+    def _up_to_date(self, answer: Answer, seconds: float) -> Pull:
+        version, epoch = answer.publication.version, answer.publication.epoch
+        return Pull(self.model, version, epoch, 0, seconds, up_to_date=True, waiting=seconds)
+
+    # --- twins that return a future ------------------------------------------------------
+
+    def publish_async(
+        self, version: int, *, rewind: bool = False, timeout: float = 60.0
+    ) -> Future[None]:
+        """`publish` on a thread of its own."""
+        return _in_background(lambda: self.publish(version, rewind=rewind, timeout=timeout))
+
+    def unpublish_async(self, timeout: float = 30.0) -> Future[None]:
+        """`unpublish` on a thread of its own."""
+        return _in_background(lambda: self.unpublish(timeout))
+
+    def replicate_async(
+        self, version: int | str = "latest", timeout: float = 120.0
+    ) -> Future[Pull]:
+        """`replicate` on a thread of its own."""
+        return _in_background(lambda: self.replicate(version, timeout))
+
+    def wait_for_async(self, newer_than: int, timeout: float = 60.0) -> Future[int]:
+        """`wait_for` on a thread of its own."""
+        return _in_background(lambda: self.wait_for(newer_than, timeout))
+
+    # --- the end -------------------------------------------------------------------------
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Give the slot back and stop serving; a verb under way ends with StateError."""
+        if self._state is HandleState.CLOSED:
+            return
+        self._state = HandleState.CLOSED
+        try:
+            self._run(
+                timeout,
+                lambda node, now, number, deadline: node.close(
+                    now, number, deadline, self._slot
+                ),
+            )
+        except PeerClosed:
+            pass  # the peer was closed first, and let go of everything
+        self._end_exports(1.0)
+        self._region = None
+        self._holds = None
+
+    def __enter__(self) -> ShardHandle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- small parts ---------------------------------------------------------------------
+
+    def _claim(self, timeout: float) -> None:
+        """Claim the slot; `Peer.open` calls it."""
+        self._run(
+            timeout,
+            lambda node, now, number, deadline: node.open(
+                now, number, deadline, self._slot, self.num_shards
+            ),
+        )
+
+    @contextmanager
+    def _in_verb(self, verb: str, *states: HandleState) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise StateError(
+                f"{verb}() on {self._slot}: another thread is in its {self._verb}(); "
+                "a handle is used by one thread at a time"
+            )
+        try:
+            self._verb = verb
+            if self._state not in states:
+                raise StateError(
+                    f"{verb}() on {self._slot}, which is {self._state.name}: {NEEDS[self._state]}"
+                )
+            yield
+        finally:
+            self._busy.release()
+
+    def _run(self, timeout: float, start: Callable[[Any, float, VerbId, float], None]) -> Any:
+        """Run a verb of the node and wait for its end, which comes by the deadline."""
+        if not timeout > 0:
+            raise ValueError(f"timeout = {timeout}: must be positive seconds")
+        node = self._driver.node
+        future = self._driver.verb(
+            timeout, lambda now, number, deadline: start(node, now, number, deadline)
+        )
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                # Interrupted (Ctrl-C): the verb must not live on behind the caller's back.
+                self._driver.control.post(lambda now: node.interrupt(now, self._slot))
+            raise
+
+    def _registered(self) -> Region:
+        assert self._region is not None
+        return self._region
+
+    def _published(self) -> Publication:
+        assert self._holds is not None
+        return self._holds
+
+    def _end_exports(self, seconds: float) -> None:
+        """On return this process sends no more bytes of the tensors."""
+        exported, self._exported = self._exported, None
+        if exported is not None:
+            node = self._driver.node
+            if self._state is TORN:
+                self._driver.ask(lambda now: node.drop(now, self._slot))
+            exported.drain(time.monotonic() + seconds)
+
+
+def _in_background(verb: Callable[[], Any]) -> Future[Any]:
+    """Run a verb on a daemon thread: it must not keep the interpreter from exiting."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(verb())
+            except BaseException as error:  # noqa: BLE001 - it is raised by future.result()
+                future.set_exception(error)
+
+    threading.Thread(target=run, name="tensorhub-verb", daemon=True).start()
+    return future

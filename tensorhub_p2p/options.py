@@ -1,0 +1,117 @@
+"""What a peer is told: explicit arguments first, `THUB_*` environment variables second.
+
+An argument that is given, if only as "" or 0, is never overridden by the environment.
+Everything is checked here, before a socket opens.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tensorhub_p2p.config import ConfigError
+from tensorhub_p2p.runtime.driver import TRANSPORTS
+
+T = TypeVar("T")
+MAX_NAME = 200
+"""Characters of a cluster, zone, model or replica name."""
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """The options of one peer, complete and checked."""
+
+    cluster: str
+    seeds: tuple[str, ...]
+    zone: str
+    bind: str
+    advertise: str | None
+    data_bind: str | None
+    secret: str | None
+    insecure: bool
+    name: str
+    host: str
+    rack: str
+    transports: tuple[str, ...]
+    join_timeout: float
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _truth(text: str) -> bool:
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"", "0", "false", "no", "off"}:
+        return False
+    raise ConfigError(f"{text!r} is neither true nor false")
+
+
+def checked_name(what: str, name: str) -> str:
+    """A name that travels in messages: 1 to 200 printable characters."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise ConfigError(f"{what} = {name!r}: must be 1 to {MAX_NAME} printable characters")
+    return name
+
+
+def resolve_options(
+    cluster: str | None = None,
+    seeds: Sequence[str] | None = None,
+    zone: str | None = None,
+    bind: str | None = None,
+    advertise: str | None = None,
+    data_bind: str | None = None,
+    secret: str | None = None,
+    insecure: bool | None = None,
+    name: str | None = None,
+    host: str | None = None,
+    rack: str | None = None,
+    transports: Sequence[str] | None = None,
+    join_timeout: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> PeerOptions:
+    """Fill in what is not given from `THUB_<NAME>`, then from the defaults; raises ConfigError."""
+    env = os.environ if environment is None else environment
+
+    def pick(name: str, given: T | None, convert: Callable[[str], T], default: T) -> T:
+        if given is not None:
+            return given
+        text = env.get(f"THUB_{name.upper()}")
+        if text is None:
+            return default
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise ConfigError(f"THUB_{name.upper()} = {text!r}: {error}") from error
+
+    if isinstance(seeds, str):
+        raise ConfigError(f"seeds = {seeds!r}: give a list of addresses, as in [{seeds!r}]")
+    if isinstance(transports, str):
+        raise ConfigError(f"transports = {transports!r}: give a list, as in [{transports!r}]")
+    options = PeerOptions(
+        cluster=checked_name("cluster", pick("cluster", cluster, str, "default")),
+        seeds=tuple(pick("seeds", seeds, _listed, ())),
+        zone=checked_name("zone", pick("zone", zone, str, "default")),
+        bind=pick("bind", bind, str, "127.0.0.1:0"),
+        advertise=pick("advertise", advertise, str, "") or None,
+        data_bind=pick("data_bind", data_bind, str, "") or None,
+        secret=secret if secret is not None else env.get("THUB_SECRET") or None,
+        insecure=pick("insecure", insecure, _truth, False),
+        name=pick("name", name, str, f"{socket.gethostname()}:{os.getpid()}")[:MAX_NAME],
+        host=pick("host", host, str, ""),
+        rack=pick("rack", rack, str, ""),
+        transports=tuple(pick("transports", transports, _listed, TRANSPORTS)),
+        join_timeout=pick("join_timeout", join_timeout, float, 30.0),
+    )
+    unknown = [name for name in options.transports if name not in TRANSPORTS]
+    if unknown or not options.transports:
+        raise ConfigError(
+            f"transports = {list(options.transports)}: choose from {', '.join(TRANSPORTS)}"
+        )
+    if not options.join_timeout > 0:
+        raise ConfigError(f"join_timeout = {options.join_timeout}: must be positive seconds")
+    return options

@@ -1,0 +1,292 @@
+"""`Peer`: this process as a member of the cluster. It joins, owns handles, closes everything."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+from tensorhub_p2p.config import Config
+from tensorhub_p2p.errors import AuthenticationError, JoinError, StateError
+from tensorhub_p2p.handle import ShardHandle
+from tensorhub_p2p.options import PeerOptions, checked_name, resolve_options
+from tensorhub_p2p.protocol.identity import Group, Slot
+from tensorhub_p2p.protocol.members import GONE, MemberView
+from tensorhub_p2p.protocol.verbs import VersionSummary
+from tensorhub_p2p.results import Member, Pull, VersionInfo
+from tensorhub_p2p.runtime.driver import Driver
+
+_logger = logging.getLogger("tensorhub_p2p")
+
+HANDSHAKES_REFUSED = 3
+"""Refusals in a row by a reachable seed until it counts as another secret's."""
+OWN_SEED_GRACE = 1.0
+"""Seconds for which a peer that is a seed itself looks for the other seeds before it starts."""
+
+
+class Peer:
+    """A running member. Use it as a context manager, or call `close()`.
+
+    Options that are not given come from `THUB_*` environment variables (`THUB_SEEDS` is
+    comma-separated), then from the defaults.
+
+    cluster       name of the cluster; peers of different clusters never talk
+    seeds         addresses to join through, "host:port" or "[v6]:port"; none: a cluster of one
+    zone          the datacenter
+    bind          control address, "127.0.0.1:0" by default; without a secret only loopback
+    advertise     the address others reach this peer by, if it isn't the bound one (NAT)
+    data_bind     address of the tcp transport; by default the host of `bind` and a free port
+    secret        shared secret: encrypts and admits (`tensorhub-p2p keygen` makes one)
+    insecure      allow a public `bind` without a secret
+    name          for people; the host's name and the process id by default
+    host, rack    labels of the machine and the rack, for choosing near sources
+    transports    restricts what is used, in order of preference; all by default
+    join_timeout  seconds until `JoinError`
+
+    Raises JoinError, AuthenticationError, ConfigError.
+    """
+
+    def __init__(
+        self,
+        cluster: str | None = None,
+        seeds: Sequence[str] | None = None,
+        zone: str | None = None,
+        *,
+        bind: str | None = None,
+        advertise: str | None = None,
+        data_bind: str | None = None,
+        secret: str | None = None,
+        insecure: bool | None = None,
+        name: str | None = None,
+        host: str | None = None,
+        rack: str | None = None,
+        transports: Sequence[str] | None = None,
+        offload_limit: int | None = None,
+        join_timeout: float | None = None,
+        config: Config | None = None,
+    ) -> None:
+        if offload_limit is not None:
+            raise StateError("offload_limit: offloading is not built yet, leave it out")
+        self.options = resolve_options(
+            cluster,
+            seeds,
+            zone,
+            bind,
+            advertise,
+            data_bind,
+            secret,
+            insecure,
+            name,
+            host,
+            rack,
+            transports,
+            join_timeout,
+        )
+        self._handles: list[ShardHandle] = []
+        self._closing = threading.Lock()
+        self._closed = False
+        self._driver = _start(self.options, config or Config())
+        try:
+            self._join()
+        except BaseException:
+            self._driver.close(timeout=1.0)
+            raise
+
+    # --- joining -------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        driver, seeds = self._driver, self.options.seeds
+        deadline = time.monotonic() + self.options.join_timeout
+        started = time.monotonic()
+        driver.ask(lambda now: driver.node.join(now, seeds))
+        while seeds and not driver.joined.is_set():
+            now = time.monotonic()
+            own = driver.own_seeds.issuperset(seeds)
+            if own or (driver.own_seeds and now - started >= OWN_SEED_GRACE):
+                break
+            self._raise_if_refused()
+            if now >= deadline:
+                raise JoinError(self._why_not_joined())
+            driver.news.wait(min(0.1, deadline - now))
+            driver.news.clear()
+        if not driver.joined.is_set():
+            _logger.info("peer %s is a cluster of one at %s", self.peer_id, self.address)
+
+    def _raise_if_refused(self) -> None:
+        for address, fact in list(self._driver.refused.items()):
+            if fact.count >= HANDSHAKES_REFUSED and address in self.options.seeds:
+                raise AuthenticationError(
+                    f"seed {address} refuses the handshake ({fact.count} times in a row): "
+                    "its cluster has another secret, or none; give both the same `secret`"
+                )
+
+    def _why_not_joined(self) -> str:
+        links = self._driver.links
+        seen = "; ".join(f"{seed}: {links.describe(seed)}" for seed in self.options.seeds)
+        return (
+            f"no seed of cluster {self.options.cluster!r} answered within "
+            f"{self.options.join_timeout:g} s ({seen}). Check the addresses, and that the seeds "
+            "run with the same cluster name"
+        )
+
+    # --- questions -----------------------------------------------------------------------
+
+    @property
+    def peer_id(self) -> str:
+        """This process's identity: 16 hex digits, new for every start."""
+        return self._driver.peer_id
+
+    @property
+    def address(self) -> str:
+        """The control address to give to others as a seed."""
+        return self._driver.info.addresses[0]
+
+    def members(self, everyone: bool = False) -> list[Member]:
+        """Who is in the cluster, this peer included; `everyone` lists the dead and left too."""
+        views: tuple[MemberView, ...] = self._driver.ask(lambda _now: self._driver.node.swim.members())
+        return [_member(view) for view in views if everyone or view.status not in GONE]
+
+    def versions(self, model: str, timeout: float = 10.0) -> list[VersionInfo]:
+        """Which versions of a model somebody holds, newest first. Raises Timeout."""
+        node = self._driver.node
+        future = self._driver.verb(
+            timeout, lambda now, number, deadline: node.versions(now, number, deadline, model)
+        )
+        found: tuple[VersionSummary, ...] = future.result()
+        return [VersionInfo(v.epoch, v.version, v.whole, v.holders, v.zones) for v in found]
+
+    def explain(self, pull: Pull) -> str:
+        """In words: which sources a pull considered, what each gave, and why others did not."""
+        return explain(pull)
+
+    # --- handles -------------------------------------------------------------------------
+
+    def open(
+        self,
+        model: str,
+        *,
+        replica: str | None = None,
+        shard: int = 0,
+        num_shards: int = 1,
+        retain: object | None = None,
+        spot: bool = False,
+        timeout: float = 60.0,
+    ) -> ShardHandle:
+        """Claim shard `shard` of `num_shards` of a replica of `model`.
+
+        Without `replica` a unique name is made. Returns once the slot is claimed; the
+        group forms in its first verb, so one thread may open several shards. A restart
+        under a fixed name waits until its predecessor is declared dead. Raises
+        SlotTaken if a live peer holds the slot, Timeout.
+        """
+        if retain is not None:
+            raise StateError("retain: retention is not built yet, leave it out")
+        if not (isinstance(num_shards, int) and num_shards > 0):
+            raise ValueError(f"num_shards = {num_shards}: must be a positive integer")
+        if not (isinstance(shard, int) and 0 <= shard < num_shards):
+            raise ValueError(f"shard = {shard}: must be from 0 to {num_shards - 1}")
+        checked_name("model", model)
+        name = checked_name("replica", replica or f"{self.options.name}-{secrets.token_hex(4)}")
+        slot = Slot(Group(model, name), shard)
+        handle = ShardHandle(self._driver, slot, num_shards, spot=spot)
+        handle._claim(timeout)
+        self._handles.append(handle)
+        return handle
+
+    # --- the end -------------------------------------------------------------------------
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Close all handles, leave the cluster and free everything; again: nothing happens."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        deadline = time.monotonic() + timeout
+        driver = self._driver
+        try:
+            for handle in self._handles:
+                handle.close(max(0.1, deadline - time.monotonic()))
+            driver.ask(lambda now: driver.node.leave(now))
+        finally:
+            driver.close(max(0.5, deadline - time.monotonic()))
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"<Peer {self.peer_id} closed>"
+        alone = "" if self._driver.joined.is_set() else ", started as a cluster of one"
+        return f"<Peer {self.peer_id} at {self.address} in {self.options.cluster!r}{alone}>"
+
+
+def _start(options: PeerOptions, config: Config) -> Driver:
+    return Driver(
+        cluster=options.cluster,
+        zone=options.zone,
+        bind=options.bind,
+        advertise=options.advertise,
+        data_bind=options.data_bind,
+        secret=options.secret,
+        insecure=options.insecure,
+        name=options.name,
+        host=options.host,
+        rack=options.rack,
+        transports=options.transports,
+        config=config,
+    )
+
+
+def _member(view: MemberView) -> Member:
+    info = view.info
+    return Member(info.peer_id, info.name, info.addresses[0], info.zone, view.status.name.lower())
+
+
+def explain(pull: Pull) -> str:
+    """See `Peer.explain`."""
+    if pull.up_to_date:
+        return f"version {pull.version} of {pull.model!r} was held already: nothing moved"
+    lines = [
+        f"version {pull.version} of {pull.model!r} (epoch {pull.epoch}): "
+        f"{pull.bytes / 1e6:.1f} MB in {pull.seconds:.3f} s "
+        f"(waiting {pull.waiting:.3f}, registering {pull.registering:.3f}, "
+        f"moving {pull.moving:.3f}, verifying {pull.verifying:.3f}), "
+        f"{pull.retried} chunks fetched again"
+    ]
+    for source in pull.sources:
+        rate = f", {source.rate / 1e9:.2f} GB/s" if source.rate else ""
+        lines.append(
+            f"  {source.name} ({source.peer_id}) {source.slot}: {source.bytes / 1e6:.1f} MB in "
+            f"{source.chunks} chunks over {source.transport or 'nothing'}{rate}; "
+            f"same {source.locality}; {source.state}"
+        )
+        lines.extend(f"    - {note}" for note in source.notes)
+    return "\n".join(lines)
+
+
+def close_on_sigterm(peer: Peer) -> None:
+    """Have SIGTERM close this peer, then do what it did before. Call it in the main thread."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def handler(number: int, frame: FrameType | None) -> Any:
+        peer.close()
+        if callable(before):
+            return before(number, frame)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+        return None
+
+    signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,76 @@
+"""Digests of what this peer publishes: from the digest thread to the control thread.
+
+Rules of this file. It starts and ends digest jobs, one a slot, and hands their results on
+in batches, so that the queue of the control thread never fills with digests and a
+cancellation on that thread never waits for room in its own queue.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from tensorhub_p2p.protocol.identity import Publication, Slot
+from tensorhub_p2p.transfer.digest import DigestJob, Digester
+from tensorhub_p2p.transfer.memory import Region
+
+Deliver = Callable[[float, Slot, Publication, int, bytes], None]
+"""`deliver(now, slot, publication, chunk, digest)` on the control thread."""
+
+
+class Batch:
+    """Results that wait for the control thread; at most one call of it is under way."""
+
+    def __init__(self, post: Callable[[Callable[[float], object]], None], deliver: Deliver) -> None:
+        self._post = post
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Slot, Publication, int, bytes]] = []
+
+    def add(self, slot: Slot, publication: Publication, chunk: int, digest: bytes) -> None:
+        """From any thread."""
+        with self._lock:
+            self._waiting.append((slot, publication, chunk, digest))
+            first = len(self._waiting) == 1
+        if first:
+            self._post(self._flush)
+
+    def _flush(self, now: float) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for slot, publication, chunk, digest in waiting:
+            self._deliver(now, slot, publication, chunk, digest)
+
+
+class PublishedDigests:
+    """The digest jobs of one peer, by slot."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._digester = Digester()
+        self._jobs: dict[Slot, tuple[Publication, DigestJob]] = {}
+        self._batch = batch
+
+    def start(self, slot: Slot, publication: Publication, region: Region) -> None:
+        """Take all digests of this publication in the background."""
+        self.stop(slot)
+
+        def done(chunk: int, digest: bytes) -> None:
+            self._batch.add(slot, publication, chunk, digest)
+
+        chunks = range(region.layout.num_chunks)
+        self._jobs[slot] = (publication, self._digester.submit(region, chunks, done))
+
+    def prefer(self, slot: Slot, publication: Publication, chunks: Iterable[int]) -> None:
+        """Pullers wait for these."""
+        current, job = self._jobs.get(slot, (None, None))
+        if job is not None and current == publication:
+            job.prefer(chunks)
+
+    def stop(self, slot: Slot) -> None:
+        """On return no digest of the slot is being taken, and none will be."""
+        _, job = self._jobs.pop(slot, (None, None))
+        if job is not None:
+            job.cancel()
+
+    def close(self) -> None:
+        self._digester.close()

@@ -1,0 +1,253 @@
+"""One peer, running: the node on its control thread, its sockets, transports and digests.
+
+Rules of this file. It builds the parts of a running peer, starts and stops them in the
+right order, and carries events from the control thread to whoever waits: futures of
+verbs, inboxes of pulls, digest jobs. It decides nothing; what a verb means is the node's
+business, what a handle may do handle.py's.
+
+What dies when: `close` ends the pulls first (their inboxes hear of it), then the control
+thread (which flushes its goodbyes), then digests and transports. Every future that is
+still open ends with PeerClosed.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Event as Flag
+from typing import Any
+
+from tensorhub_p2p.config import Config
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.machine import Event
+from tensorhub_p2p.protocol.messages import Message
+from tensorhub_p2p.protocol.node import Node
+from tensorhub_p2p.protocol.serving import DigestsWanted
+from tensorhub_p2p.protocol.swim import Evidence, Joined, MemberChanged, SeedIsSelf
+from tensorhub_p2p.protocol.verbs import (
+    Done,
+    Failed,
+    HoldersChanged,
+    PullMessage,
+    StopDigests,
+)
+from tensorhub_p2p.runtime.addresses import parse
+from tensorhub_p2p.runtime.control import ControlThread
+from tensorhub_p2p.runtime.digests import Batch, PublishedDigests
+from tensorhub_p2p.runtime.links import Links
+from tensorhub_p2p.runtime.monitor import Fact, LinkFact
+from tensorhub_p2p.runtime.verbs import RunningVerbs, Start
+from tensorhub_p2p.transfer.credentials import Credentials
+from tensorhub_p2p.transfer.transports.base import Transport
+from tensorhub_p2p.transfer.transports.cma import CmaTransport, host_id
+from tensorhub_p2p.transfer.transports.tcp import TcpTransport
+
+TRANSPORTS = ("cma", "tcp")
+"""All transports, in the order of preference."""
+
+WATCHED_NEIGHBOURS = 3
+"""Members, next in the order of ids, to which a connection is kept so that a death shows."""
+
+EVIDENCE = {Fact.GONE: Evidence.CONNECTION_REFUSED, Fact.LOST: Evidence.DISCONNECTED}
+
+
+class Driver:
+    """One running peer. Thread-safe, but for what says otherwise."""
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        zone: str,
+        bind: str,
+        advertise: str | None,
+        data_bind: str | None,
+        secret: str | None,
+        insecure: bool,
+        name: str,
+        host: str,
+        rack: str,
+        transports: Sequence[str],
+        config: Config,
+    ) -> None:
+        self.config = config
+        self.peer_id = PeerId(secrets.token_hex(8))
+        self.links = Links(
+            self.peer_id,
+            cluster,
+            zone,
+            bind=bind,
+            advertise=advertise,
+            secret=secret,
+            insecure=insecure,
+            config=config.wire,
+        )
+        try:
+            self.transports = self._make_transports(transports, bind, data_bind, secret, host)
+        except BaseException:
+            self.links.close(0)
+            raise
+        tcp = self.transports.get("tcp")
+        self.info = PeerInfo(
+            peer_id=self.peer_id,
+            name=name,
+            zone=zone,
+            addresses=self.links.addresses,
+            data_addresses=tcp.addresses if isinstance(tcp, TcpTransport) else (),
+            host=host_id(host),
+            rack=rack,
+        )
+        self.node = Node(self.info, config, random.Random(secrets.randbits(64)))
+        self.control = ControlThread(self.node, self.links, self._on_event, self._on_fact)
+        self.joined = Flag()
+        """A seed answered."""
+        self.own_seeds: set[str] = set()
+        """Seed addresses that lead back here."""
+        self.refused: dict[str, LinkFact] = {}
+        """Addresses that refuse the handshake, with how often in a row."""
+        self.news = Flag()
+        """Set whenever one of the three above changed."""
+        self._verbs = RunningVerbs()
+        self._pulls: dict[str, SimpleQueue[object]] = {}
+        self._follows: dict[int, SimpleQueue[object]] = {}
+        self.digests = PublishedDigests(Batch(self.control.post, self.node.digested))
+        self.verified = Batch(self.control.post, self.node.verified)
+        self.control.start()
+
+    def _make_transports(
+        self,
+        names: Sequence[str],
+        bind: str,
+        data_bind: str | None,
+        secret: str | None,
+        host: str,
+    ) -> dict[str, Transport]:
+        made: dict[str, Transport] = {}
+        for name in names:
+            if name == "cma":
+                made[name] = CmaTransport(host)
+            else:
+                made[name] = self._make_tcp(bind, data_bind, secret)
+        return made
+
+    def _make_tcp(self, bind: str, data_bind: str | None, secret: str | None) -> TcpTransport:
+        where = parse(data_bind, 0) if data_bind else parse(bind, 0)._replace(port=0)
+        hosts = [str(parse(address)._replace(port=0)) for address in self.links.addresses]
+        return TcpTransport(
+            str(where),
+            advertise=[text.rpartition(":")[0] for text in hosts],
+            credentials=Credentials.from_secret(secret) if secret else None,
+            silence=self.config.pull.source_timeout,
+        )
+
+    # --- verbs and questions -------------------------------------------------------------
+
+    def verb(self, timeout: float, start: Start) -> Future[Any]:
+        """Run a verb of the node: `start(now, number, deadline)` begins it."""
+        future: Future[Any] = Future()
+        self.control.post(lambda now: self._verbs.begin(now, timeout, start, future))
+        return future
+
+    def ask(self, question: Callable[[float], Any]) -> Any:
+        """Run `question(now)` on the control thread and wait for what it returns."""
+        return self.control.call(question).result()
+
+    def send(self, to: PeerId, message: Message) -> None:
+        """A message of a pull; from any thread."""
+        self.control.post(lambda _now: self.links.send(to, message))
+
+    # --- pulls ---------------------------------------------------------------------------
+
+    def open_inbox(self, pull: str) -> SimpleQueue[object]:
+        """Where the messages of this pull arrive, as (sender, message), and membership's news."""
+        inbox: SimpleQueue[object] = SimpleQueue()
+        self._pulls[pull] = inbox
+        return inbox
+
+    def close_inbox(self, pull: str) -> None:
+        self._pulls.pop(pull, None)
+
+    def follow(
+        self, inbox: SimpleQueue[object], start: Callable[[float], int]
+    ) -> int:
+        """Have `HoldersChanged` of this follow put into the inbox; `start` begins it."""
+
+        def run(now: float) -> int:
+            number = start(now)
+            self._follows[number] = inbox
+            return number
+
+        number: int = self.ask(run)
+        return number
+
+    def unfollow(self, number: int) -> None:
+        def run(now: float) -> None:
+            self._follows.pop(number, None)
+            self.node.unfollow(now, number)
+
+        self.control.post(run)
+
+    # --- on the control thread -----------------------------------------------------------
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, (Done, Failed)):
+            self._verbs.end(event)
+        elif isinstance(event, PullMessage):
+            inbox = self._pulls.get(event.message.pull)
+            if inbox is not None:
+                inbox.put((event.sender, event.message))
+        elif isinstance(event, HoldersChanged):
+            inbox = self._follows.get(event.follow)
+            if inbox is not None:
+                inbox.put(event)
+        elif isinstance(event, DigestsWanted):
+            self.digests.prefer(event.slot, event.publication, event.chunks)
+        elif isinstance(event, StopDigests):
+            self.digests.stop(event.slot)
+        elif isinstance(event, MemberChanged):
+            self._member_changed(event)
+        elif isinstance(event, Joined):
+            self.joined.set()
+            self.news.set()
+        elif isinstance(event, SeedIsSelf):
+            self.own_seeds.add(event.address)
+            self.news.set()
+
+    def _member_changed(self, event: MemberChanged) -> None:
+        self.links.learn(event.member.info)
+        if not event.member.is_reachable:
+            for inbox in self._pulls.values():
+                inbox.put(event.member.peer_id)
+        self.links.watch(self._neighbours())
+
+    def _neighbours(self) -> tuple[PeerId, ...]:
+        """The members that follow this peer in the order of ids."""
+        members = self.node.swim.alive()
+        after = [p for p in members if p > self.peer_id]
+        before = [p for p in members if p < self.peer_id]
+        return tuple((after + before)[:WATCHED_NEIGHBOURS])
+
+    def _on_fact(self, now: float, fact: LinkFact) -> None:
+        if fact.fact is Fact.REFUSED:
+            for address in fact.names:
+                self.refused[address] = fact
+            self.news.set()
+        evidence = EVIDENCE.get(fact.fact)
+        if evidence is not None:
+            for peer in fact.peers:
+                self.node.swim.evidence(now, peer, evidence)
+
+    # --- the end -------------------------------------------------------------------------
+
+    def close(self, timeout: float) -> None:
+        """End everything. Handles are closed, and `leave` was said, before."""
+        for inbox in list(self._pulls.values()):
+            inbox.put(None)
+        self.control.stop(timeout)
+        self._verbs.close()
+        self.digests.close()
+        for transport in self.transports.values():
+            transport.close()

@@ -1,0 +1,3 @@
+"""(being written)"""
+class PullRun:
+    def __init__(self,*a): pass

@@ -1,0 +1,96 @@
+"""A spawned process that exports known bytes and does as it is told; for transport tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy
+
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.transfer.credentials import Credentials
+from tensorhub_p2p.transfer.memory import Region
+from tensorhub_p2p.transfer.transports.base import Transport
+from tensorhub_p2p.transfer.transports.cma import CmaTransport
+from tensorhub_p2p.transfer.transports.tcp import TcpTransport
+
+
+def arrays(sizes: list[int], seed: int) -> dict[str, Any]:
+    """Random bytes: the same in every process for the same arguments."""
+    draw = numpy.random.default_rng(seed)
+    return {f"t{i}": draw.integers(0, 256, n, dtype=numpy.uint8) for i, n in enumerate(sizes)}
+
+
+def blank(sizes: list[int]) -> dict[str, Any]:
+    return {f"t{i}": numpy.zeros(n, dtype=numpy.uint8) for i, n in enumerate(sizes)}
+
+
+def make_transport(name: str, secret: str | None = None) -> Transport:
+    if name == "cma":
+        return CmaTransport()
+    return TcpTransport(credentials=Credentials.from_secret(secret) if secret else None)
+
+
+def _hold(pipe: Connection, name: str, sizes: list[int], seed: int, secret: str | None) -> None:
+    transport = make_transport(name, secret)
+    region = Region.of(arrays(sizes, seed))
+    endpoint = transport.export(region, ChunkSet.full(region.layout.num_chunks))
+    pipe.send(endpoint)
+    while True:
+        match pipe.recv():
+            case "withdraw":
+                transport.withdraw(endpoint)
+            case "close":
+                transport.close()
+            case ("hold the GIL", count):
+                pipe.send("holding")
+                sum(range(count))  # one call into C
+            case "end":
+                return
+        pipe.send("done")
+
+
+class Holder:
+    """The process, as a context manager; `endpoint` is what it exports."""
+
+    def __init__(
+        self, name: str, sizes: list[int], seed: int = 1, secret: str | None = None
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_hold, args=(theirs, name, sizes, seed, secret), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self.endpoint: bytes = self._answer()
+
+    def _answer(self) -> Any:
+        assert self._pipe.poll(30), "the holder process doesn't answer"
+        return self._pipe.recv()
+
+    def tell(self, command: object) -> None:
+        self._pipe.send(command)
+        self._answer()
+
+    def has_answered(self) -> bool:
+        return self._pipe.poll()
+
+    def signal(self, number: int) -> None:
+        assert self._process.pid
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self._process.join()
+
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.is_alive():
+            self.kill()
+        self._pipe.close()

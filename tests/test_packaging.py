@@ -1,0 +1,77 @@
+"""What users get when they install the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import tensorhub_p2p
+
+PACKAGE = Path(tensorhub_p2p.__file__).parent
+ROOT = PACKAGE.parent
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Names of the modules that a new interpreter has after `statement`."""
+    script = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50
+    )
+    return set(result.stdout.split())
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    assert "torch" not in loaded_by("import tensorhub_p2p")
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    assert "torch" not in loaded_by("import tensorhub_p2p.cli")
+
+
+def test_the_protocol_floor_loads_nothing_that_touches_the_world() -> None:
+    everything = "\n".join(
+        f"import tensorhub_p2p.protocol.{path.stem}"
+        for path in sorted((PACKAGE / "protocol").glob("*.py"))
+        if path.stem != "__init__"
+    )
+    # The package's own __init__ brings the upper floors in, so its place is taken by an
+    # empty one: what is loaded now was asked for by protocol/ alone.
+    stand_in = (
+        "import sys, types\n"
+        "package = types.ModuleType('tensorhub_p2p')\n"
+        f"package.__path__ = [{str(PACKAGE)!r}]\n"
+        "sys.modules['tensorhub_p2p'] = package\n"
+    )
+    loaded = loaded_by(stand_in + everything)
+    assert not loaded & {"zmq", "socket", "asyncio", "multiprocessing", "torch", "numpy"}
+
+
+def test_type_checkers_find_the_marker_in_the_package() -> None:
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_the_command_is_installed_under_its_name() -> None:
+    scripts = metadata.entry_points(group="console_scripts")
+    found = [s.value for s in scripts if s.name == "tensorhub-p2p"]
+    if not found:
+        pytest.skip("not installed, only on the path")
+    assert found == ["tensorhub_p2p.cli:main"]
+
+
+@pytest.mark.skipif(not (ROOT / "constraints.txt").exists(), reason="not a checkout")
+def test_every_dependency_is_explained_and_pinned() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 or newer reads TOML")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(p for extra in extras.values() for p in extra)]
+    explained = (ROOT / "docs" / "dependencies.md").read_text()
+    pinned = (ROOT / "constraints.txt").read_text()
+    for requirement in wanted:
+        name = requirement.partition(">=")[0]
+        assert name.removesuffix("-cu12") in explained, name
+        if requirement in [*project["dependencies"], *extras["dev"]]:
+            assert f"\n{name}==" in pinned, name
