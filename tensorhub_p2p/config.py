@@ -53,6 +53,8 @@ class SwimConfig(Checked):
     """Seconds between two full exchanges with a random member."""
     max_rumour_bytes: int = 1200
     """Bytes of rumours on one message."""
+    mismatch_interval: float = 2.0
+    """Shortest time, in seconds, between two full exchanges because views were seen to differ."""
     forget_dead_after: float = 7200.0
     """Seconds during which the dead are remembered and re-dialled, so that halves rejoin."""
     suspicion_confirmations: int = 3
@@ -66,7 +68,7 @@ class SwimConfig(Checked):
     join_retry: float = 0.5
     """Seconds between two rounds over all seeds until one answers."""
     redial_interval: float = 5.0
-    """Mean seconds between two tries to reach a seed or dead member that is not alive (jittered)."""
+    """Mean seconds between two tries to reach a missing seed and a dead member (jittered)."""
     pause_after: float = 1.0
     """Seconds by which a wake-up must be late to count as an own pause, which holds verdicts."""
     max_hint_bytes: int = 600
@@ -143,6 +145,8 @@ class PullConfig(Checked):
     """Threads that read and verify in one pull."""
     source_timeout: float = 2.0
     """Seconds after which a source that delivers nothing loses its chunks in flight."""
+    slowest_rate: float = 256 * 1024
+    """Bytes a second below which a source counts as delivering nothing."""
     unavailable_after: float = 5.0
     """Seconds for which no reachable holder has some chunk until the pull gives up."""
     retry_interval: float = 0.25

@@ -63,6 +63,8 @@ class ShardHandle:
         """What others may read of this handle at present."""
         self._holds: Publication | None = None
         """What the registered tensors are, whole and verified."""
+        self._pull: PullRun | None = None
+        """The pull under way."""
         self._busy = threading.Lock()
         self._verb = ""
 
@@ -123,7 +125,7 @@ class ShardHandle:
         new epoch, in which versions may start lower again. Raises VersionConflict if a
         higher version exists, GroupBroken, SlotTaken, Timeout.
         """
-        if isinstance(version, bool) or not isinstance(version, int):
+        if type(version) is not int:
             raise ValueError(f"version = {version!r}: must be an integer")
         if not 0 <= version < MAX_VERSION:
             raise ValueError(f"version = {version}: must be from 0 to {MAX_VERSION - 1}")
@@ -197,11 +199,14 @@ class ShardHandle:
                 return self._up_to_date(answer, time.monotonic() - started)
             left = timeout - (time.monotonic() - started)
             pull = PullRun(self._driver, self._slot, region, answer, max(0.01, left), progress)
+            self._pull = pull
             try:
                 exported = pull.run(self._give_up_old)
             except BaseException as error:
                 self._pull_failed(pull, answer, error)
                 raise
+            finally:
+                self._pull = None
             self._exported, self._holds = exported, answer.publication
             self._state = PUBLISHED
             self._finish(answer)
@@ -287,12 +292,13 @@ class ShardHandle:
         if self._state is HandleState.CLOSED:
             return
         self._state = HandleState.CLOSED
+        pull = self._pull
+        if pull is not None:
+            pull.cancel()
         try:
             self._run(
                 timeout,
-                lambda node, now, number, deadline: node.close(
-                    now, number, deadline, self._slot
-                ),
+                lambda node, now, number, deadline: node.close(now, number, deadline, self._slot),
             )
         except PeerClosed:
             pass  # the peer was closed first, and let go of everything

@@ -148,7 +148,9 @@ class Peer:
 
     def members(self, everyone: bool = False) -> list[Member]:
         """Who is in the cluster, this peer included; `everyone` lists the dead and left too."""
-        views: tuple[MemberView, ...] = self._driver.ask(lambda _now: self._driver.node.swim.members())
+        views: tuple[MemberView, ...] = self._driver.ask(
+            lambda _now: self._driver.node.swim.members()
+        )
         return [_member(view) for view in views if everyone or view.status not in GONE]
 
     def versions(self, model: str, timeout: float = 10.0) -> list[VersionInfo]:

@@ -23,8 +23,8 @@ PATIENCE = 15.0
 """Seconds that a test waits for something that must happen."""
 
 QUICK = WireConfig(handshake_timeout=1.0)
-IMPATIENT = WireConfig(handshake_timeout=1.0, heartbeat_interval=0.2, heartbeat_timeout=1.0)
-"""Notices a silent process within a second; on a busy machine it may see one where none is."""
+IMPATIENT = WireConfig(handshake_timeout=1.0, heartbeat_interval=0.3, heartbeat_timeout=1.5)
+"""Notices a silent process within seconds; on a busy machine it may see one where none is."""
 
 
 class Echo:

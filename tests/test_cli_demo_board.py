@@ -16,7 +16,8 @@ ACCIDENT = PLAN.accident_version
 
 
 def pulled(version: int, shard: int, **changes: object) -> Pulled:
-    whole = Pulled(version, 100, 0.1, {"trainer#0": 100}, 0, f"sum-{version}-{shard}")
+    checksum = f"sum-{version}-{shard}"
+    whole = Pulled(version, 100, 0.1, 0.1, {"trainer#0": 100}, ["cma"], 0, checksum)
     return replace(whole, **changes)
 
 
@@ -50,10 +51,10 @@ def test_a_run_without_a_fault_passes() -> None:
 def test_one_wrong_checksum_fails_the_run_and_names_process_and_version() -> None:
     board = Board(PLAN)
     good_run(board)
-    board.take("rollout-0#1", pulled(3, 1, checksum="other"))
+    board.take("rollout-0#1", pulled(PLAN.final_version, 1, checksum="other"))
     (failure,) = board.failures()
     assert "rollout-0#1" in failure
-    assert "version 3" in failure
+    assert f"version {PLAN.final_version}" in failure
 
 
 def test_a_wrong_checksum_is_found_also_when_the_pull_was_reported_before_the_publish() -> None:

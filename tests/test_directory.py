@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 
 import pytest
@@ -18,7 +19,9 @@ from tensorhub_p2p.protocol.directory import (
     WriteRefused,
 )
 from tensorhub_p2p.protocol.identity import NO_GENERATION, NOBODY, Generation, PeerId, Publication
+from tensorhub_p2p.protocol.machine import Send
 from tensorhub_p2p.protocol.messages import (
+    DirectoryMismatch,
     DirectoryRead,
     DirectoryWrite,
     Key,
@@ -271,7 +274,7 @@ def test_requests_for_another_owner_list_are_not_served() -> None:
 @settings(max_examples=25, deadline=None)
 def test_a_completed_write_is_seen_by_every_later_read(seed: int, size: int, loss: float) -> None:
     cluster = Cluster(seed, peers=size, loss=loss)
-    draw = __import__("random").Random(seed)
+    draw = random.Random(seed)
     for number in range(1, 15):
         writer = cluster[draw.randrange(size)]
         cluster.write(writer, "a", number)
@@ -288,3 +291,16 @@ def test_the_generation_of_a_mark_is_its_publications() -> None:
     peer.directory.mark(0.0, KEY, WholeMark(publication, 1))
     (register,) = peer.directory._owner._held[KEY].cells.values()
     assert (register.writer, register.generation, register.sequence) == (NOBODY, 0, 1)
+
+
+def test_an_owner_with_another_owner_list_takes_no_write_though_it_owns_the_key() -> None:
+    cluster = Cluster(peers=4)
+    owner = cluster.owners()[0]
+    writer = cluster[3].me
+    seal = owners_hash((owner.me, writer, PeerId("unknown")))
+    register = Register(writer, "a", 0, 1, value(1))
+    owner.directory.receive(0.0, writer, DirectoryWrite(1, KEY, seal, register))
+    (answer,) = owner.directory.outbox.drain()
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, DirectoryMismatch)
+    assert KEY not in owner.directory._owner._held

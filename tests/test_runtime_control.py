@@ -219,9 +219,10 @@ def test_the_control_thread_can_stop_itself() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "raise SystemExit"])
-def test_a_forgotten_peer_neither_keeps_the_interpreter_alive_nor_crashes_it(ending: str) -> None:
+def test_a_forgotten_peer_is_stopped_at_exit_and_keeps_no_interpreter_alive(ending: str) -> None:
     script = f"""
-import sys
+import atexit, sys
+atexit.register(lambda: print("running" if a.control._thread.is_alive() else "stopped"))
 from runtime_echo import EchoPeer
 a = EchoPeer().__enter__()
 b = EchoPeer().__enter__()
@@ -238,4 +239,4 @@ print("done", flush=True)
         timeout=PATIENCE * 2,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\nstopped\n", "")

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 # In a script of its own: forking the test runner would copy pytest's state too.
 PRELUDE = """
-import gc, os, sys, threading
+import gc, os, sys, threading, weakref
 from runtime_echo import EchoPeer
 from tensorhub_p2p.errors import PeerClosed
 a = EchoPeer().__enter__()
@@ -80,13 +80,24 @@ with a.control._room:
 """)
 
 
-def test_stopping_and_collecting_in_the_child_leave_the_parents_peer_alone() -> None:
+def test_stopping_in_the_child_does_nothing_even_if_a_lock_was_held() -> None:
+    run("""
+def body():
+    assert a.control.stop()
+    assert not a.control._stopping
+with a.control._room:
+    in_child(body)
+""")
+
+
+def test_what_the_child_inherited_is_never_destroyed_there() -> None:
     run("""
 def body():
     global a, b
-    a.control.stop()
+    sockets = weakref.ref(a.links._socket), weakref.ref(a.links._outgoing._socket)
     del a, b
     gc.collect()
+    assert None not in [socket() for socket in sockets]
 in_child(body)
 """)
 

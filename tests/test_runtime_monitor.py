@@ -118,7 +118,7 @@ def _run_echo(pipe: Connection) -> None:
         pipe.send((peer.me, peer.address))
         if pipe.recv() == "hold":
             pipe.send("holding")
-            ctypes.PyDLL(None).usleep(2_000_000)  # a PyDLL's functions keep Python's lock
+            ctypes.PyDLL(None).usleep(2_500_000)  # a PyDLL's functions keep Python's lock
             pipe.send("held")
             pipe.recv()
 

@@ -477,6 +477,18 @@ def test_a_source_that_was_full_is_used_once_it_grants() -> None:
     assert s.fetches()
 
 
+def test_a_grant_that_was_lost_is_asked_for_again() -> None:
+    s = Script()
+    s.candidates(candidate(A))
+    s.offer(A, granted=False)
+    s.swarm.begin(s.now)
+    s.drain()
+    while s.now < 1:
+        s.now = s.swarm.next_wakeup() or 0.0
+        s.swarm.tick(s.now)
+    assert s.sent(PullHello)
+
+
 def test_leases_are_renewed_in_time() -> None:
     s = Script()
     s.start(A)

@@ -374,6 +374,33 @@ def test_messages_of_other_machines_are_left_alone() -> None:
     assert machine.outbox.drain() == []
 
 
+def test_views_that_differ_are_exchanged_but_not_while_news_is_on_its_way() -> None:
+    machine = swim()
+    same = machine._fingerprint()
+
+    def exchanges(now: float, fingerprint: int) -> int:
+        machine.receive(now, FRIEND, Ack(0, (), fingerprint))
+        return len(sent(machine.outbox.drain(), PushPull, FRIEND))
+
+    assert exchanges(0.0, same + 1) == 0, "the news of the newcomer is still being spread"
+    run(machine, 0.0, 2.0, answering=[FRIEND])
+    assert exchanges(2.0, same) == 0
+    assert exchanges(2.0, 0) == 0, "it does not say"
+    assert exchanges(2.0, same + 1) == 1
+    assert exchanges(3.9, same + 1) == 0, "not in storms"
+    assert exchanges(4.1, same + 1) == 1
+
+
+def test_peers_with_the_same_view_have_the_same_fingerprint() -> None:
+    mine, theirs = swim(OTHER), Swim(info(FRIEND), SwimConfig(), random.Random(2))
+    theirs.receive(0.0, ME, Gossip((alive(THIRD), alive(OTHER), alive(ME))))
+    assert mine._fingerprint() != theirs._fingerprint()
+    theirs.receive(0.0, ME, Gossip((claim(THIRD, DEAD),)))
+    assert mine._fingerprint() == theirs._fingerprint()
+    theirs.receive(0.0, ME, Gossip((claim(OTHER, SUSPECT),)))
+    assert mine._fingerprint() != theirs._fingerprint()
+
+
 # -- joining --
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import secrets
-from typing import Annotated
 
-import typer
-
-SECRET_BYTES = 32
+import tensorhub_p2p as th
+from tensorhub_p2p.cli import joining
 
 
-def keygen(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
-) -> None:
+def keygen(as_json: joining.AsJson = False) -> None:
     """Print a new random secret, for `Peer(secret=...)` or the variable THUB_SECRET.
 
     All peers of a cluster need the same one; who has it belongs to the cluster.
     """
-    secret = secrets.token_urlsafe(SECRET_BYTES)
+    secret = th.keygen()
     print(json.dumps({"secret": secret}) if as_json else secret)

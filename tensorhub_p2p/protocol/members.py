@@ -14,6 +14,9 @@ so that they are re-dialled and their old "alive"s are refused; then only a tomb
 remains: identity and rank. A death that is the first news of a peer leaves just
 the tombstone.
 
+The fingerprint of a view is the XOR of one hash per reachable member and its rank, so that
+peers whose views agree find that out from 8 bytes.
+
 Bounds: `max_members` entries; when full, the longest gone make room, else newcomers are
 refused. As many tombstones; the oldest go first.
 """
@@ -23,6 +26,8 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+
+import mmh3
 
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.messages import Rumour, Status
@@ -60,6 +65,11 @@ def rank(rumour: Rumour) -> Rank:
     return (rumour.incarnation, rumour.status)
 
 
+def fingerprint(peer: PeerId, last: Rank) -> int:
+    """One member's part of a view's fingerprint: 64 bits."""
+    return mmh3.hash64(f"{peer}/{last[0]}/{last[1].value}", signed=False)[0]
+
+
 class Members:
     """Everyone else, by PeerId."""
 
@@ -74,6 +84,8 @@ class Members:
         self._at: dict[str, dict[PeerId, None]] = {}
         """By preferred address."""
         self._tombstones: dict[PeerId, Rank] = {}
+        self.fingerprint = 0
+        """Of all reachable members."""
 
     def __len__(self) -> int:
         return len(self._views)
@@ -123,6 +135,10 @@ class Members:
         if peer not in self._views and not self._make_room():
             return False
         self._tombstones.pop(peer, None)
+        old = self._views.get(peer)
+        for each in (old, view):
+            if each is not None and each.is_reachable:
+                self.fingerprint ^= fingerprint(peer, each.rank)
         self._views[peer] = view
         for address in view.info.addresses[:1]:
             self._at.setdefault(address, {})[peer] = None

@@ -98,8 +98,11 @@ class PingRequest(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
+    """`fingerprint` is of the sender's view; 0 if it doesn't say."""
+
     seq: Count
     rumours: tuple[Rumour, ...] = ()
+    fingerprint: Count = 0
 
 
 class Nack(Message, frozen=True):
@@ -157,10 +160,16 @@ class SlotClaim(msgspec.Struct, frozen=True, array_like=True, tag="slot"):
     num_shards: Count
     counter: Count
     established: bool
+    released: bool = False
+    """Given back. The record stays, so that the next claim's counter is higher."""
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, array_like=True, tag="gen"):
-    """At key "group": an elected generation; `epoch` is the highest its candidate read."""
+    """An elected generation; `epoch` is the highest its candidate read.
+
+    At key "group", where members find it, and at key "versions", where owners refuse what
+    lower generations of the group still say (admission.py).
+    """
 
     generation: Generation
     epoch: Count
@@ -325,7 +334,7 @@ class DirectoryChanged(Message, frozen=True):
 
 
 class SlotChallenge(Message, frozen=True):
-    """I claim your slot with this counter: do you still hold it?"""
+    """I claim your slot with this counter (0: I have none yet): do you still hold it?"""
 
     slot: Slot
     counter: Count
@@ -405,24 +414,31 @@ class GroupMessage(Message, frozen=True):
 
 
 class CallAsk(GroupMessage, frozen=True):
-    """A member, in its verb, asks the leader. Also says that all lower calls succeeded here."""
+    """A member, in its verb, asks the leader. Also says that it is through with lower calls.
+
+    `attempt` counts the member's verbs in this call: a timeout uses one up.
+    """
 
     question: Question
+    attempt: Count = 0
 
 
 class CallWithdraw(GroupMessage, frozen=True):
-    """The member's verb ended by its deadline before the call was decided."""
+    """The member's verb ended by its deadline: nobody waits there. May be lost without harm."""
 
 
 class CallRecord(GroupMessage, frozen=True):
-    """Leader to all: record this before anybody is told."""
+    """Leader to all: record this before anybody is told. `round` rises when it is decided anew."""
 
     question: Question
     decision: Decision
+    round: Count = 0
 
 
 class CallRecorded(GroupMessage, frozen=True):
-    """Member to leader: recorded."""
+    """Member to leader: recorded, what came with this `round`."""
+
+    round: Count = 0
 
 
 class CallDecided(GroupMessage, frozen=True):

@@ -82,9 +82,6 @@ class SwimLiveness:
     def is_gone(self, peer: PeerId) -> bool:
         return self._swim.status(peer) in GONE
 
-    def is_reachable(self, peer: PeerId) -> bool:
-        return self._swim.is_reachable(peer)
-
     def name(self, peer: PeerId) -> str:
         info = self._swim.info(peer)
         return f"peer {info.name or peer} ({peer})" if info is not None else f"peer {peer}"
@@ -255,6 +252,13 @@ class Node:
             shard.verified(now, publication, chunk, digest)
             self._settle(now)
 
+    def revoked(self, now: float, slot: Slot, publication: Publication, chunk: int) -> None:
+        """A chunk that a pull verified is not the origin's after all."""
+        shard = self.shards.get(slot)
+        if shard is not None:
+            shard.revoked(now, publication, chunk)
+            self._settle(now)
+
     def versions(self, now: float, number: VerbId, deadline: float, model: str) -> None:
         """Which versions exist. Done(tuple[VersionSummary, ...]), newest first."""
 
@@ -273,7 +277,7 @@ class Node:
             info = self.swim.info(register.writer)
             if info is not None and record.phase is not Phase.HIDDEN:
                 zones.setdefault(record.publication, set()).add(info.zone)
-        found = holdings(registers, self.liveness.is_reachable)
+        found = holdings(registers, self.liveness.is_gone)
         merged: dict[tuple[int, int], VersionSummary] = {}
         for publication, holding in found.items():
             if not holding.slots:
@@ -320,7 +324,7 @@ class Node:
                 for register, record in values(registers, HolderRecord)
                 if record.publication == current.publication
                 and record.phase is not Phase.HIDDEN
-                and self.liveness.is_reachable(register.writer)
+                and not self.liveness.is_gone(register.writer)
             )
             if holders != current.holders:
                 current.holders = holders
@@ -363,7 +367,7 @@ class Node:
 
     def _route(self, now: float, sender: PeerId, message: Message) -> None:
         if isinstance(message, (PullOffer, PullUpdate, PullGone, LayoutPage)):
-            self.outbox.emit(PullMessage(sender, message))
+            self.outbox.emit(PullMessage(message.pull, sender, message))
         elif isinstance(message, (PullHello, PullProgress, PullBye, LayoutRequest)):
             self._route_to_slot(now, sender, message.slot, message)
         elif isinstance(message, (SlotChallenge, SlotAnswer)):

@@ -2,7 +2,8 @@
 
 Rules of this file. It remembers continuations, nothing else. The directory speaks in
 request numbers and events; the group protocols say `read(key, then)`. A request here has
-no deadline of its own, as the verb that waits for it has one and cancels it.
+no deadline of its own: it ends with its answer, or is cancelled by whoever asked. A write
+is replaced by the next one of the same register, so there is at most one for each.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class PendingRecords:
         self._directory = directory
         self._reads: dict[int, Read] = {}
         self._writes: dict[int, Written] = {}
+        self._newest: dict[tuple[Key, str], int] = {}
+        """By register: the write under way."""
+        self._registers: dict[int, tuple[Key, str]] = {}
         self._watches: dict[int, tuple[Key, Changed]] = {}
         self._watch_numbers = count(1)
 
@@ -44,8 +48,13 @@ class PendingRecords:
     def write(
         self, now: float, key: Key, name: str, generation: int, value: Value | None, then: Written
     ) -> int:
+        replaced = self._newest.get((key, name))
+        if replaced is not None:
+            self.cancel(replaced)
         number = self._directory.write(now, key, name, generation, value, math.inf)
         self._writes[number] = then
+        self._newest[(key, name)] = number
+        self._registers[number] = (key, name)
         return number
 
     def mark(self, now: float, key: Key, value: WholeMark, then: Written) -> int:
@@ -55,7 +64,7 @@ class PendingRecords:
 
     def cancel(self, request: int) -> None:
         self._reads.pop(request, None)
-        self._writes.pop(request, None)
+        self._written(request)
         self._directory.cancel(request)
 
     def watch(self, now: float, key: Key, then: Changed) -> int:
@@ -77,7 +86,7 @@ class PendingRecords:
             if read is not None:
                 read(now, event.registers)
         elif isinstance(event, (WriteDone, WriteRefused)):
-            written = self._writes.pop(event.request, None)
+            written = self._written(event.request)
             if written is not None:
                 if isinstance(event, WriteRefused):
                     written(now, Refused(event.reason, event.because))
@@ -90,3 +99,10 @@ class PendingRecords:
         else:
             return False
         return True
+
+    def _written(self, request: int) -> Written | None:
+        """The write is over: forget it, and return who waits for it."""
+        register = self._registers.pop(request, None)
+        if register is not None:
+            del self._newest[register]
+        return self._writes.pop(request, None)

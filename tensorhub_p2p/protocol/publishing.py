@@ -160,7 +160,7 @@ class References:
             held = self.held
             if held is None or self.state is not RefState.HELD:
                 return
-            found = holdings(registers, self._liveness.is_reachable).get(held.publication)
+            found = holdings(registers, self._liveness.is_gone).get(held.publication)
             if found is not None and found.marked:
                 self._is_whole()
             elif found is not None and found.whole:
@@ -204,7 +204,7 @@ class References:
         def then(now: float, registers: Registers) -> None:
             if self.held is not held or self.state is not RefState.HELD:
                 return
-            found = holdings(registers, self._liveness.is_reachable).get(held.publication)
+            found = holdings(registers, self._liveness.is_gone).get(held.publication)
             if found is not None and found.marked:
                 self.held = _as_whole(held)
                 self._write(now, held.phase, lambda _now, _refused: None)
@@ -240,7 +240,7 @@ class References:
         held = self.held
         if self.state is not RefState.KEEPING or held is None:
             return
-        found = holdings(registers, self._liveness.is_reachable).get(held.publication)
+        found = holdings(registers, self._liveness.is_gone).get(held.publication)
         whole = held.was_whole or (found is not None and found.whole)
         if whole and not held.was_whole:
             held = self.held = _as_whole(held)
@@ -248,7 +248,7 @@ class References:
         self.keeper_needed_by = tuple(
             str(pin.group)
             for register, pin in values(registers, Pin)
-            if pin.publication == held.publication and self._liveness.is_reachable(register.writer)
+            if pin.publication == held.publication and not self._liveness.is_gone(register.writer)
         )
         if not whole or not self.keeper_needed_by or keepers - {self.me}:
             self._end_wait(now)

@@ -3,7 +3,7 @@
 Rules of this file: interfaces and pure readings of registers only. The machines in
 slots.py, election.py, calls.py and publishing.py see the directory through `Records`:
 a read or write is asked until it is answered (deadlines belong to the verb that waits),
-and the answer arrives as a call of `then`, later or at once, always with the time.
+and the answer arrives as a call of `then`, with the time, after the asking call returned.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ class Records(Protocol):
         value: Value | None,
         then: Callable[[float, Refused | None], None],
     ) -> int:
-        """Write the own register `name` to W owners; None withdraws it."""
+        """Write the own register `name` to W owners; None withdraws it.
+
+        A later write of the same register replaces one that is still under way: then nobody
+        is told how that one ended.
+        """
 
     def mark(
         self, now: float, key: Key, value: WholeMark, then: Callable[[float, Refused | None], None]
@@ -61,10 +65,7 @@ class Liveness(Protocol):
     """Membership, as the group protocols use it."""
 
     def is_gone(self, peer: PeerId) -> bool:
-        """Declared dead, or left."""
-
-    def is_reachable(self, peer: PeerId) -> bool:
-        """Known, and neither dead nor left."""
+        """Declared dead, or left. A peer that was never heard of is not gone but new."""
 
     def name(self, peer: PeerId) -> str:
         """The peer's name and id, for messages to people."""
@@ -80,6 +81,11 @@ def holders_key(model: str, shard: int) -> Key:
 
 def group_key(group: Group) -> Key:
     return Key("group", group.model, group.replica)
+
+
+def fence_name(group: Group) -> str:
+    """The name of the register that tells the owners of the versions key of a generation."""
+    return f"generation/{group.replica}"
 
 
 def slot_name(slot: Slot) -> str:

@@ -116,7 +116,7 @@ class DirectoryResolver:
 
     def _on_registers(self, now: float, registers: Registers) -> None:
         assert self._question is not None
-        found = holdings(registers, self._liveness.is_reachable)
+        found = holdings(registers, self._liveness.is_gone)
         self.exists = describe(found)
         answer = select(self._question, found, self._floor)
         if answer is None:

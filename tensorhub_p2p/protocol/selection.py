@@ -67,7 +67,7 @@ class Holding:
 
 
 def holdings(
-    registers: Registers, is_reachable: Callable[[PeerId], bool]
+    registers: Registers, is_gone: Callable[[PeerId], bool]
 ) -> dict[Publication, Holding]:
     """Every publication that the registers speak of."""
     found: dict[Publication, Holding] = {}
@@ -79,7 +79,7 @@ def holdings(
         holding = found.setdefault(publication, Holding(publication, record.num_shards))
         if record.was_whole:
             holding.whole = holding.marked = True
-        if not is_reachable(register.writer) or record.phase is Phase.HIDDEN:
+        if is_gone(register.writer) or record.phase is Phase.HIDDEN:
             continue
         holding.slots += 1
         if record.phase is Phase.READY:

@@ -362,6 +362,11 @@ class ShardNode:
         if self.server is not None and self.server.publication == publication:
             self.server.verified(now, chunk, digest)
 
+    def revoked(self, now: float, publication: Publication, chunk: int) -> None:
+        """A pull takes a verified chunk back: serve it no longer."""
+        if self.server is not None and self.server.publication == publication:
+            self.server.revoked(now, chunk)
+
     # --- what the machines decided ---
 
     def pump(self, now: float) -> None:
@@ -566,7 +571,7 @@ class ShardNode:
             self._records.read(now, versions_key(self.slot.group.model), self._note_what_exists)
 
     def _note_what_exists(self, now: float, registers: Registers) -> None:
-        self._exists = describe(holdings(registers, self._liveness.is_reachable))
+        self._exists = describe(holdings(registers, self._liveness.is_gone))
 
     def next_wakeup(self) -> float | None:
         verb = self._verb

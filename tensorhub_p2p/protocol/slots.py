@@ -21,12 +21,18 @@ them, so that no clock and no lock is needed:
 
 An established holder keeps its slot for as long as it is not declared dead, whatever
 counter a challenger brings. Two claimants that both believe to have won can only come
-from views that differ on a death; elections need every claimant's vote for exactly its
-claim, and receivers refuse lower generations, so the lower of the two is fenced.
+from views that differ on a death: the one that was thought dead has the lower claim, and
+is fenced as soon as it reads the key (it watches it, and reads it when it hears that it
+was declared dead). Until then it changes nothing: elections need every claimant's vote for
+exactly its claim, and receivers refuse lower generations.
+
+A claim is never withdrawn but marked as released, so that counters only rise: what a
+closed handle was fenced by, or published under, is not used again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 from tensorhub_p2p.config import GroupConfig
@@ -160,7 +166,7 @@ class SlotClaimer:
     def release(self, now: float) -> None:
         """Give the slot back (the handle closes)."""
         if self.state in HOLDING | CLAIMED:
-            self._withdraw(now)
+            self._release_claim(now)
         self.state = SlotState.RELEASED
         self.rivals = {}
         self._retry_at = None
@@ -171,12 +177,18 @@ class SlotClaimer:
             self._records.read(now, self._key, self.learn)
 
     def learn(self, now: float, registers: Registers) -> None:
-        """Registers of the group's key, read by anyone: a higher established claim fences us."""
+        """Registers of the group's key, read by anyone: a higher established claim fences us.
+
+        Also if its writer is gone or released it: its generation has replaced ours.
+        """
         if self.state is not SlotState.ESTABLISHED:
             return
-        for peer, claim in self._rivals_in(registers).items():
-            if claim.established and claim.counter > self.counter:
-                self._lose(now, SlotState.FENCED, peer, "a newer claim replaced this one")
+        for register, claim in values(registers, SlotClaim):
+            others = claim.shard == self.slot.shard and register.writer != self.me
+            if others and claim.established and claim.counter > self.counter:
+                self._lose(
+                    now, SlotState.FENCED, register.writer, "a newer claim replaced this one"
+                )
                 return
 
     # --- messages, deaths, time ---
@@ -199,7 +211,7 @@ class SlotClaimer:
         )
         holds = self.state in HOLDING or (self.state in CLAIMED and wins)
         if self.state in CLAIMED and not holds:
-            self._lose(now, SlotState.TAKEN, sender, "its claim came first")
+            self._lose(now, SlotState.TAKEN, sender, "it claims it at the same time, and wins")
         self.outbox.send(sender, SlotAnswer(self.slot, message.counter, holds))
 
     def peer_gone(self, now: float, peer: PeerId) -> None:
@@ -221,18 +233,26 @@ class SlotClaimer:
     # --- small parts ---
 
     def _rivals_in(self, registers: Registers) -> dict[PeerId, SlotClaim]:
-        return {
-            register.writer: claim
+        """Claims of others on this slot that are in force, as far as the registers tell."""
+        claims = [
+            (register.writer, claim)
             for register, claim in values(registers, SlotClaim)
             if claim.shard == self.slot.shard
-            and register.writer != self.me
-            and not self._liveness.is_gone(register.writer)
-            and claim.counter > self._yielded.get(register.writer, 0)
+        ]
+        newest = max((claim.counter for _, claim in claims if claim.established), default=0)
+        return {
+            writer: claim
+            for writer, claim in claims
+            if writer != self.me
+            and not claim.released
+            and not (claim.established and claim.counter < newest)
+            and not self._liveness.is_gone(writer)
+            and claim.counter > self._yielded.get(writer, 0)
         }
 
     def _other_size(self, now: float, registers: Registers) -> bool:
         for register, claim in values(registers, SlotClaim):
-            alive = not self._liveness.is_gone(register.writer)
+            alive = not claim.released and not self._liveness.is_gone(register.writer)
             if alive and claim.established and claim.num_shards != self.num_shards:
                 self._lose(
                     now,
@@ -255,17 +275,24 @@ class SlotClaimer:
 
     def _write(self, now: float, *, established: bool) -> None:
         claim = SlotClaim(self.slot.shard, self.num_shards, self.counter, established)
-        name = slot_name(self.slot)
-        self._records.write(now, self._key, name, self.counter, claim, self._on_written)
+        self._put(now, claim, self._on_written)
 
-    def _withdraw(self, now: float) -> None:
-        self._records.write(
-            now, self._key, slot_name(self.slot), self.counter, None, lambda _now, _refused: None
+    def _release_claim(self, now: float) -> None:
+        established = self.state in HOLDING
+        claim = SlotClaim(
+            self.slot.shard, self.num_shards, self.counter, established, released=True
         )
+        self._put(now, claim, lambda _now, _refused: None)
+
+    def _put(
+        self, now: float, claim: SlotClaim, then: Callable[[float, Refused | None], None]
+    ) -> None:
+        name = slot_name(self.slot)
+        self._records.write(now, self._key, name, self.counter, claim, then)
 
     def _lose(self, now: float, state: SlotState, rival: PeerId, reason: str) -> None:
         if self.state in CLAIMED | HOLDING:
-            self._withdraw(now)
+            self._release_claim(now)
         self.state = state
         self.rivals = {}
         self._retry_at = None

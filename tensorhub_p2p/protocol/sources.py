@@ -26,6 +26,8 @@ from tensorhub_p2p.protocol.messages import Endpoint, Phase
 MAX_FAULTS_REMEMBERED = 8
 RATE_WEIGHT = 0.3
 """Weight of the newest chunk in the moving average of a source's rate."""
+MAX_STREAK = 3
+"""Failed reads in a row until a source that answers doesn't count as having anything."""
 FARTHEST = 3
 """Locality of a source about which nothing is known."""
 
@@ -89,6 +91,8 @@ class SourceFacts:
     chunks: int
     mismatches: int
     rate: float | None
+    failing: bool
+    """It answers, but reads from it failed time and again."""
     notes: tuple[str, ...]
     """What went wrong, oldest first, at most MAX_FAULTS_REMEMBERED."""
 
@@ -153,6 +157,11 @@ class Source:
             old = rate if self.rate is None else self.rate
             self.rate = old + RATE_WEIGHT * (rate - old)
 
+    @property
+    def failing(self) -> bool:
+        """Reads from it fail time and again: it doesn't count as having anything."""
+        return self.streak >= MAX_STREAK
+
     def facts(self) -> SourceFacts:
         return SourceFacts(
             source=self.id,
@@ -162,5 +171,6 @@ class Source:
             chunks=self.chunks,
             mismatches=self.mismatches,
             rate=self.rate,
+            failing=self.failing,
             notes=tuple(self.notes),
         )

@@ -80,8 +80,6 @@ MAX_WANTED = 32
 """Digests asked for at a time."""
 MAX_BACKOFF = 8
 """Longest back-off, in units of `retry_interval`."""
-MAX_STREAK = 3
-"""Failed reads in a row from which on a source that answers doesn't count as having anything."""
 MAX_NAMED = 16
 """Chunks named in `Starved`."""
 
@@ -435,9 +433,13 @@ class Swarm:
             self._progress(now, source)
 
     def _progress(self, now: float, source: Source) -> None:
-        """Renew the lease. Where nothing is to be had, ask for the whole state again."""
+        """Renew the lease. Where nothing is to be had, ask for the whole state again.
+
+        That mends a lost offer, grant or update, of which neither side would hear.
+        """
         wanted = self._wanting(source)
-        idle = not source.in_flight and not self._fetchable(source) and not wanted
+        busy = source.in_flight or self._fetchable(source) or wanted
+        idle = source.state is SourceState.WAITING or not busy
         if idle and source.told == self._state() and self._needed():
             self._hello(now, source)
             return
@@ -754,7 +756,7 @@ class Swarm:
             return 0 if answering else 1
         reachable = 0
         for source in answering:
-            if source.streak < MAX_STREAK:
+            if not source.failing:
                 reachable |= source.have
         return self._needed() & ~reachable
 

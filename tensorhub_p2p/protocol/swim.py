@@ -17,7 +17,9 @@ Theory of operation. States of a member, and what leads from one to the next:
 Messages. `Ping`, `PingRequest`, `Ack`, `Nack` probe, and carry rumours. `Gossip` goes to
 `gossip_nodes` random members every `gossip_interval` while there is news; the first news
 after a calm leaves at once. `PushPull` and its reply exchange whole views: to join, with a
-random member every `push_pull_interval`, with strangers and the lost. Whoever writes to a
+random member every `push_pull_interval`, with strangers and the lost, and when the
+fingerprint on an Ack shows that two views differ though no more news is on its way: gossip
+misses some peer now and then, and this finds the gap within seconds. Whoever writes to a
 peer that it suspects, or holds for dead, tells it so first (Lifeguard's buddy system), and
 a peer never believes its own death: it refutes with a higher incarnation.
 
@@ -51,7 +53,7 @@ from tensorhub_p2p.protocol.dissemination import Dissemination, retransmit_limit
 from tensorhub_p2p.protocol.hints import Hints
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
-from tensorhub_p2p.protocol.members import Members, MemberView, rank
+from tensorhub_p2p.protocol.members import Members, MemberView, fingerprint, rank
 from tensorhub_p2p.protocol.messages import (
     Ack,
     Gossip,
@@ -157,6 +159,7 @@ class Swim:
         """When the next round may be; None before the first call."""
         self._next_push_pull: float | None = None
         self._next_introduction = -math.inf
+        self._next_comparison = -math.inf
         self._last_call: float | None = None
         self._planned: float | None = None
         self._alive: tuple[PeerId, ...] | None = None
@@ -319,6 +322,7 @@ class Swim:
     def _on_ack(self, now: float, sender: PeerId, message: Ack) -> None:
         self._prober.acked(sender, message)
         self._hear_all(now, message.rumours)
+        self._compare(now, sender, message.fingerprint)
 
     def _on_nack(self, now: float, sender: PeerId, message: Nack) -> None:
         self._prober.nacked(sender, message)
@@ -492,7 +496,10 @@ class Swim:
         held = self._members.rank(to)
         if held is not None and held[1] is not Status.ALIVE:
             rumours = (Rumour(to, held[0], held[1], None, self.me.peer_id), *rumours)
-        self.outbox.send(to, msgspec.structs.replace(message, rumours=rumours))
+        message = msgspec.structs.replace(message, rumours=rumours)
+        if isinstance(message, Ack):
+            message = msgspec.structs.replace(message, fingerprint=self._fingerprint())
+        self.outbox.send(to, message)
 
     def _gossip_pending(self) -> bool:
         return bool(self._members.num_reachable and (self._rumours or self._hints))
@@ -540,6 +547,17 @@ class Swim:
         self.outbox.send_to(
             address, PushPull(self.me, self.view(), joining, self._hints.newest(), address)
         )
+
+    def _fingerprint(self) -> int:
+        own = fingerprint(self.me.peer_id, (self._incarnation, Status.ALIVE))
+        return self._members.fingerprint ^ own
+
+    def _compare(self, now: float, sender: PeerId, theirs: int) -> None:
+        """Views that differ when all has been said are exchanged, but not in storms."""
+        if theirs in (0, self._fingerprint()) or self._rumours or now < self._next_comparison:
+            return
+        self._next_comparison = now + self._config.mismatch_interval
+        self._push_pull_with(sender)
 
     def _introduce(self, now: float, sender: PeerId) -> None:
         """A stranger writes, so it knows this peer: exchange views, but never in storms."""

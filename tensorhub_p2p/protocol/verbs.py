@@ -58,6 +58,7 @@ class HoldersChanged(Event):
 class PullMessage(Event):
     """A message for the pull that it names."""
 
+    pull: str
     sender: PeerId
     message: Message
 

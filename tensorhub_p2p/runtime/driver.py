@@ -114,7 +114,10 @@ class Driver:
         self._pulls: dict[str, SimpleQueue[object]] = {}
         self._follows: dict[int, SimpleQueue[object]] = {}
         self.digests = PublishedDigests(Batch(self.control.post, self.node.digested))
+        self.learnt = Batch(self.control.post, self.node.digested)
+        """Digests that pulls learn, to be served on."""
         self.verified = Batch(self.control.post, self.node.verified)
+        """Chunks that pulls verified, to be served on."""
         self.control.start()
 
     def _make_transports(
@@ -159,6 +162,15 @@ class Driver:
         """A message of a pull; from any thread."""
         self.control.post(lambda _now: self.links.send(to, message))
 
+    def locality(self, peer: PeerId) -> int:
+        """How far a peer is: 0 same host, 1 same rack, 2 same zone, 3 farther or unknown."""
+        info = self.node.swim.info(peer)
+        if info is None or info.zone != self.info.zone:
+            return 3
+        if info.host == self.info.host:
+            return 0
+        return 1 if info.rack and info.rack == self.info.rack else 2
+
     # --- pulls ---------------------------------------------------------------------------
 
     def open_inbox(self, pull: str) -> SimpleQueue[object]:
@@ -170,9 +182,7 @@ class Driver:
     def close_inbox(self, pull: str) -> None:
         self._pulls.pop(pull, None)
 
-    def follow(
-        self, inbox: SimpleQueue[object], start: Callable[[float], int]
-    ) -> int:
+    def follow(self, inbox: SimpleQueue[object], start: Callable[[float], int]) -> int:
         """Have `HoldersChanged` of this follow put into the inbox; `start` begins it."""
 
         def run(now: float) -> int:
@@ -196,7 +206,7 @@ class Driver:
         if isinstance(event, (Done, Failed)):
             self._verbs.end(event)
         elif isinstance(event, PullMessage):
-            inbox = self._pulls.get(event.message.pull)
+            inbox = self._pulls.get(event.pull)
             if inbox is not None:
                 inbox.put((event.sender, event.message))
         elif isinstance(event, HoldersChanged):

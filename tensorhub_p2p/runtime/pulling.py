@@ -1,3 +1,198 @@
-"""(being written)"""
-class PullRun:
-    def __init__(self,*a): pass
+"""One `replicate`, from the group's answer to the last verified byte.
+
+Rules of this file. It connects three things that don't know each other: the engine of a
+pull (transfer/engine.py), the node that announces what the handle holds, and the handle's
+exports. It owns the order of steps around the moving of bytes:
+
+    follow the holders -> a source is within reach, the layout fits
+      -> the handle gives up its old version        (the last moment without a trace)
+      -> export the memory, announce a partial holder
+      -> each verified chunk is exported and served on
+      -> announce a whole holder
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from tensorhub_p2p.errors import IntegrityError, VersionUnavailable
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.protocol.identity import Slot
+from tensorhub_p2p.protocol.layout import Layout
+from tensorhub_p2p.protocol.sources import SourceId
+from tensorhub_p2p.protocol.verbs import Answer
+from tensorhub_p2p.results import Pull, SourceReport
+from tensorhub_p2p.runtime.driver import Driver
+from tensorhub_p2p.runtime.exported import Exported
+from tensorhub_p2p.runtime.progress import Progress
+from tensorhub_p2p.transfer.engine import Hooks, PullOutcome, ShardPull, SourceOutcome
+from tensorhub_p2p.transfer.memory import Region
+
+LOCALITIES = ("host", "rack", "zone", "far")
+
+
+class PullRun(Hooks):
+    """Pulls what `answer` says into `region`. Use once, on the thread that waits for it."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        slot: Slot,
+        region: Region,
+        answer: Answer,
+        timeout: float,
+        progress: bool,
+    ) -> None:
+        self.exported: Exported | None = None
+        """What others may read of the memory; None until bytes may change."""
+        self.unavailable = False
+        """It failed because nobody can have the publication, not because of this peer."""
+        self._driver = driver
+        self._slot = slot
+        self._answer = answer
+        self._deadline = time.monotonic() + timeout
+        self._give_up_old: Callable[[float], None] = lambda _timeout: None
+        self._announced: Future[Any] | None = None
+        self._registering = 0.0
+        self._finishing = 0.0
+        self._name = f"{driver.peer_id}/{secrets.token_hex(4)}"
+        self._inbox = driver.open_inbox(self._name)
+        self._progress = Progress(str(answer.publication)) if progress else None
+        self._pull = ShardPull(
+            pull=self._name,
+            publication=answer.publication,
+            own=SourceId(driver.peer_id, slot),
+            region=region,
+            transports=driver.transports,
+            config=driver.config.pull,
+            inbox=self._inbox,
+            send=driver.send,
+            locate=driver.locality,
+            deadline=self._deadline,
+            hooks=self,
+            rng=random.Random(secrets.randbits(64)),
+        )
+
+    def run(self, give_up_old: Callable[[float], None]) -> Exported:
+        """Pull; returns what others may read from now on. Raises as `ShardPull.run` does.
+
+        `give_up_old(timeout)` is called at most once, before the first byte changes.
+        """
+        self._give_up_old = give_up_old
+        driver, answer = self._driver, self._answer
+        model, shard = self._slot.group.model, self._slot.shard
+        follow = driver.follow(
+            self._inbox,
+            lambda now: driver.node.follow(now, model, shard, answer.publication),
+        )
+        try:
+            self._pull.run()
+        except (VersionUnavailable, IntegrityError):
+            self.unavailable = True
+            raise
+        finally:
+            driver.unfollow(follow)
+            driver.close_inbox(self._name)
+            self._settle_announcement()
+            if self._progress is not None:
+                self._progress.close()
+        return self._finish()
+
+    def cancel(self) -> None:
+        """From another thread: end the pull with PeerClosed."""
+        self._inbox.put(None)
+
+    # --- hooks of the engine, on this thread ---------------------------------------------
+
+    def begin(self, into: Region) -> None:
+        started = time.monotonic()
+        self._give_up_old(max(0.01, self._deadline - started))
+        exported = Exported(self._driver.transports, into, ChunkSet(into.layout.num_chunks))
+        self.exported = exported
+        self._announced = self._announce(into.layout, exported, complete=False)
+        self._registering = time.monotonic() - started
+        if self._progress is not None:
+            self._progress.begin(into.layout)
+
+    def digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
+        for chunk, digest in digests:
+            self._driver.learnt.add(self._slot, self._answer.publication, chunk, digest)
+
+    def held(self, chunk: int, digest: bytes) -> None:
+        assert self.exported is not None
+        self.exported.allowed.add(chunk)
+        self._driver.verified.add(self._slot, self._answer.publication, chunk, digest)
+        if self._progress is not None:
+            self._progress.advance(chunk)
+
+    def revoked(self, chunk: int) -> None:
+        assert self.exported is not None
+        self.exported.allowed.discard(chunk)
+        node, slot, publication = self._driver.node, self._slot, self._answer.publication
+        self._driver.control.post(lambda now: node.revoked(now, slot, publication, chunk))
+
+    # --- announcing ----------------------------------------------------------------------
+
+    def _announce(self, layout: Layout, exported: Exported, *, complete: bool) -> Future[Any]:
+        node, slot, answer = self._driver.node, self._slot, self._answer
+        return self._driver.verb(
+            max(0.01, self._deadline - time.monotonic()),
+            lambda now, number, deadline: node.hold(
+                now, number, deadline, slot, answer, layout, exported.endpoints, complete
+            ),
+        )
+
+    def _settle_announcement(self) -> None:
+        """The first announcement ran beside the pull; a handle has one verb at a time."""
+        if self._announced is not None:
+            announced, self._announced = self._announced, None
+            announced.exception()
+
+    def _finish(self) -> Exported:
+        started = time.monotonic()
+        exported = self.exported
+        assert exported is not None
+        self._announce(exported.region.layout, exported, complete=True).result()
+        self._finishing = time.monotonic() - started
+        return exported
+
+    # --- the report ----------------------------------------------------------------------
+
+    def report(self, seconds: float) -> Pull:
+        """What the whole call did, of which `seconds` passed."""
+        outcome: PullOutcome = self._pull.outcome()
+        registering = self._registering + self._finishing
+        return Pull(
+            model=self._slot.group.model,
+            version=self._answer.publication.version,
+            epoch=self._answer.publication.epoch,
+            bytes=outcome.bytes,
+            seconds=seconds,
+            sources=tuple(self._source(source) for source in outcome.sources),
+            retried=outcome.retried,
+            waiting=max(0.0, seconds - outcome.moving - registering),
+            registering=registering,
+            moving=outcome.moving,
+        )
+
+    def _source(self, outcome: SourceOutcome) -> SourceReport:
+        facts = outcome.facts
+        info = self._driver.node.swim.info(facts.source.peer)
+        rejected = tuple(f"{name} not used: {why}" for name, why in outcome.rejected.items())
+        return SourceReport(
+            peer_id=facts.source.peer,
+            name=info.name if info is not None else "",
+            slot=str(facts.source.slot),
+            transport=outcome.transport,
+            locality=LOCALITIES[facts.locality],
+            bytes=facts.bytes,
+            chunks=facts.chunks,
+            rate=facts.rate,
+            state=facts.state.value,
+            notes=(*rejected, *facts.notes),
+        )

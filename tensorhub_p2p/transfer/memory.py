@@ -134,29 +134,29 @@ def _find(name: str, tensor: Any) -> _Found:
 
 def _find_torch(name: str, tensor: Any, torch: Any) -> _Found:
     _check_kind(name, tensor, torch)
-    stride = _dense_stride(tuple(tensor.shape), tuple(tensor.stride()))
-    if stride == _SPARSE:
-        raise _unfit(name, "it is not dense in memory", "register tensor.contiguous() instead")
+    shape, stride = tuple(tensor.shape), None
+    if not tensor.is_contiguous():
+        stride = _dense_stride(shape, tensor.stride())
+        if stride == _SPARSE:
+            raise _unfit(name, "it is not dense in memory", "register tensor.contiguous() instead")
     num_bytes = tensor.nbytes
     if num_bytes and not tensor.data_ptr():
         raise _unfit(name, "there is no memory behind it", "materialise it first")
     dtype = str(tensor.dtype).removeprefix("torch.")
-    spec = TensorSpec(name, dtype, tuple(tensor.shape), num_bytes, stride)
+    spec = TensorSpec(name, dtype, shape, num_bytes, stride)
     return _Found(spec, tensor, torch.Tensor.data_ptr, tensor.detach(), writable=True)
 
 
 def _check_kind(name: str, tensor: Any, torch: Any) -> None:
-    if hasattr(tensor, "to_local") and hasattr(tensor, "placements"):
-        raise _unfit(name, "DTensors are not supported yet", "register tensor.to_local()")
-    if torch.nn.parameter.is_lazy(tensor):
-        raise _unfit(name, "it is not initialised yet", "run the module once first")
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        _check_subclass(name, tensor, torch)
     if tensor.is_meta:
         raise _unfit(name, "it is on the meta device", "materialise it first")
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise _unfit(
             name, f"memory of {tensor.device} is not supported yet", "register a copy on the CPU"
         )
-    if tensor.layout != torch.strided:
+    if tensor.layout is not torch.strided:
         raise _unfit(name, f"its layout is {tensor.layout}", "register a dense copy")
     if tensor.is_quantized:
         raise _unfit(
@@ -168,6 +168,13 @@ def _check_kind(name: str, tensor: Any, torch: Any) -> None:
             "it is a lazy conjugate or negation",
             "register tensor.resolve_conj().resolve_neg()",
         )
+
+
+def _check_subclass(name: str, tensor: Any, torch: Any) -> None:
+    if hasattr(tensor, "to_local") and hasattr(tensor, "placements"):
+        raise _unfit(name, "DTensors are not supported yet", "register tensor.to_local()")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise _unfit(name, "it is not initialised yet", "run the module once first")
     if hasattr(tensor, "__tensor_flatten__"):
         raise _unfit(
             name, f"{type(tensor).__name__} wraps other tensors", "register the inner ones"

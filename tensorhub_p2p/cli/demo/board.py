@@ -28,14 +28,16 @@ class Row:
     version: int = 0
     pulls: int = 0
     bytes: int = 0
-    seconds: float = 0.0
+    moving: float = 0.0
+    """Seconds in which bytes moved."""
     retried: int = 0
+    transports: set[str] = field(default_factory=set)
     last: Pulled | None = None
     sources: dict[str, int] = field(default_factory=dict)
 
     @property
     def gigabytes_per_second(self) -> float:
-        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
+        return self.bytes / self.moving / 1e9 if self.moving else 0.0
 
 
 @dataclass
@@ -85,7 +87,8 @@ class Board:
         row.state, row.version, row.last = "serving", pulled.version, pulled
         row.pulls += 1
         row.bytes += pulled.bytes
-        row.seconds += pulled.seconds
+        row.moving += pulled.moving
+        row.transports.update(pulled.transports)
         row.retried += pulled.retried
         for source, count in pulled.sources.items():
             row.sources[source] = row.sources.get(source, 0) + count
@@ -180,6 +183,7 @@ class Board:
                     "pulls": row.pulls,
                     "bytes": row.bytes,
                     "gigabytes_per_second": round(row.gigabytes_per_second, 3),
+                    "transports": sorted(row.transports),
                     "retried": row.retried,
                     "sources": row.sources,
                 }

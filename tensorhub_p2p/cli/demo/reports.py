@@ -36,12 +36,17 @@ class Published:
 
 @dataclass(frozen=True)
 class Pulled:
-    """`sources`: bytes by the name of the process that they came from."""
+    """`sources`: bytes by the name of the process that they came from.
+
+    `seconds` for the whole call, `moving` for the part in which bytes moved.
+    """
 
     version: int
     bytes: int
     seconds: float
+    moving: float
     sources: dict[str, int]
+    transports: list[str]
     retried: int
     checksum: str
 

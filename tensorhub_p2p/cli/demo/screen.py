@@ -93,7 +93,7 @@ class Screen:
         sources = ", ".join(
             f"{count / 1e6:.0f} MB from {name}" for name, count in sorted(pulled.sources.items())
         )
-        return f"version {pulled.version} in {pulled.seconds * 1e3:.0f} ms ({sources})"
+        return f"version {pulled.version}, {sources}"
 
     # --- tables ---------------------------------------------------------------------------
 
@@ -105,6 +105,7 @@ class Screen:
         table.add_column("pulls", justify="right")
         table.add_column("GB", justify="right")
         table.add_column("GB/s", justify="right")
+        table.add_column("over")
         table.add_column("from whom" if final else "last pull from", overflow="fold")
         for name, row in sorted(self._board.rows.items()):
             table.add_row(*self._cells(name, row, final))
@@ -125,7 +126,8 @@ class Screen:
             str(row.version or ""),
             str(row.pulls or ""),
             f"{row.bytes / 1e9:.2f}" if row.bytes else "",
-            f"{row.gigabytes_per_second:.2f}" if row.seconds else "",
+            f"{row.gigabytes_per_second:.2f}" if row.moving else "",
+            ", ".join(sorted(row.transports)),
             shares,
         )
 

@@ -58,12 +58,13 @@ class Weights:
 
     def replicate(self) -> Pulled:
         pull = self._handle.replicate("latest", timeout=self._patience)
-        names = {m.peer_id: m.name for m in self.peer.members(everyone=True)}
         return Pulled(
             version=pull.version,
             bytes=pull.bytes,
             seconds=pull.seconds,
-            sources={names.get(p, p): count for p, count in pull.sources.items()},
+            moving=pull.moving,
+            sources={s.name: s.bytes for s in pull.sources if s.bytes},
+            transports=sorted({s.transport for s in pull.sources if s.bytes}),
             retried=pull.retried,
             checksum=checksum(self._half),
         )

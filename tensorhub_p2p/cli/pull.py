@@ -1,0 +1,54 @@
+"""`tensorhub-p2p pull`: replicate a version into a safetensors file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorhub_p2p.cli import checkpoints, joining
+
+
+def pull(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    out: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with tensors of the same names, shapes and dtypes (safetensors or a "
+            "torch checkpoint); by default the file that is to be replaced."
+        ),
+    ] = None,
+    version: Annotated[str, typer.Option(help='A number, "latest" or "latest-1".')] = "latest",
+    timeout: Annotated[float, typer.Option(help="Seconds until it gives up.")] = 120.0,
+    seed: joining.Seeds = None,
+    cluster: joining.Cluster = None,
+    zone: joining.Zone = None,
+    secret: joining.Secret = None,
+    bind: joining.Bind = None,
+    advertise: joining.Advertise = None,
+    insecure: joining.Insecure = None,
+    as_json: joining.AsJson = False,
+) -> None:
+    """Replicate a version and write it to a safetensors file, which is whole or not there.
+
+    For models of one shard.
+    """
+    if like is None and not out.exists():
+        raise typer.BadParameter(
+            f"{out} does not exist: name a file with the same tensors with --like"
+        )
+    tensors = checkpoints.load(like or out)
+    selector = int(version) if version.isdigit() else version
+    with (
+        joining.visit("pull", seed, cluster, zone, secret, bind, advertise, insecure) as peer,
+        peer.open(model, timeout=timeout) as handle,
+    ):
+        handle.register(tensors)
+        done = handle.replicate(selector, timeout=timeout, progress=not as_json)
+        explained = peer.explain(done)
+    checkpoints.save(out, tensors)
+    print(json.dumps({"out": str(out), **asdict(done)}) if as_json else f"{explained}\n→ {out}")

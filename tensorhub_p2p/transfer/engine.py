@@ -1,0 +1,404 @@
+"""One pull, driven by the thread of the user who called `replicate`.
+
+Rule of this file. It connects what is decided (protocol/swarm.py) with what moves bytes
+(links.py): events of the swarm become orders for links, reports of links become inputs of
+the swarm. It decides neither; its own business is the deadline, the order of "check the
+layout, reach a source, then begin", and turning ends into typed errors.
+
+Everything arrives in one inbox, a queue that other threads put into:
+
+    (sender, message)      a message of this pull
+    HoldersChanged         who holds the publication, according to the directory
+    a PeerId               this member was declared dead
+    None                   the peer was closed: the pull ends with PeerClosed
+    a Report               from a link of this pull
+
+Whatever the end, `run` returns or raises only when no reader is writing into the tensors
+any more. Extra memory: a scratch buffer for each reader thread, nothing that grows with
+the weights.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from tensorhub_p2p.config import PullConfig
+from tensorhub_p2p.errors import (
+    IntegrityError,
+    PeerClosed,
+    TensorHubError,
+    Timeout,
+    TransferError,
+    VersionUnavailable,
+)
+from tensorhub_p2p.protocol.identity import PeerId, Publication
+from tensorhub_p2p.protocol.layout import Layout
+from tensorhub_p2p.protocol.machine import Event, Send
+from tensorhub_p2p.protocol.messages import Message
+from tensorhub_p2p.protocol.sources import Candidate, SourceFacts, SourceId
+from tensorhub_p2p.protocol.swarm import (
+    ChunkHeld,
+    ChunkRevoked,
+    Completed,
+    Corrupt,
+    DigestsLearnt,
+    Fetch,
+    LayoutFound,
+    SourceFound,
+    SourceLost,
+    Starved,
+    Swarm,
+)
+from tensorhub_p2p.protocol.verbs import HoldersChanged
+from tensorhub_p2p.transfer.links import (
+    Connected,
+    ConnectFailed,
+    Crashed,
+    Landed,
+    Link,
+    Readers,
+    ReadFault,
+)
+from tensorhub_p2p.transfer.memory import Region
+from tensorhub_p2p.transfer.transports.base import Transport
+
+MAX_BATCH = 64
+"""Items taken from the inbox before what they led to is carried out."""
+MAX_TOLD = 8
+"""Sources that an error message tells about."""
+
+
+class Hooks:
+    """What the caller wants to know, on the thread of the pull. Override what is of use."""
+
+    def begin(self, into: Region) -> None:
+        """A source is within reach and the layout fits; bytes change once this returns.
+
+        `into` is the registered memory in the publisher's order. Whatever this raises ends
+        the pull before a byte was written.
+        """
+
+    def digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
+        """Digests of (chunk, digest) became known; those before `begin` come after it."""
+
+    def held(self, chunk: int, digest: bytes) -> None:
+        """The chunk is in place and verified: it can be served on."""
+
+    def revoked(self, chunk: int) -> None:
+        """The chunk is not what the origin published after all: serve it no longer."""
+
+
+@dataclass(frozen=True)
+class SourceOutcome:
+    """How one source did. `rejected`: transport → why it wasn't used there."""
+
+    facts: SourceFacts
+    transport: str
+    """The one that was used last; "" if none was."""
+    rejected: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PullOutcome:
+    """What a pull did, whether it succeeded or not. Times in seconds.
+
+    `waiting`: until a source was within reach and the layout known. `beginning`: inside
+    `Hooks.begin`. `moving`: from then to the end. `reading`: spent in reads by all reader
+    threads together, digests included.
+    """
+
+    bytes: int
+    total: int
+    retried: int
+    waiting: float
+    beginning: float
+    moving: float
+    reading: float
+    sources: tuple[SourceOutcome, ...]
+
+
+class ShardPull:
+    """Pulls one shard of one publication into registered memory. Use once.
+
+    `transports` in the order of preference; `send` and the inbox are thread-safe;
+    `locate` says how far a peer is (0 same host, 1 rack, 2 zone, 3 other); `deadline` is
+    on `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        *,
+        pull: str,
+        publication: Publication,
+        own: SourceId,
+        region: Region,
+        transports: Mapping[str, Transport],
+        config: PullConfig,
+        inbox: SimpleQueue[object],
+        send: Callable[[PeerId, Message], None],
+        locate: Callable[[PeerId], int],
+        deadline: float,
+        hooks: Hooks,
+        rng: random.Random,
+    ) -> None:
+        self.publication = publication
+        self._region = region
+        self._transports = {
+            name: transport
+            for name, transport in transports.items()
+            if transport.unavailable() is None
+        }
+        self._config = config
+        self._inbox = inbox
+        self._send = send
+        self._locate = locate
+        self._deadline = deadline
+        self._hooks = hooks
+        self._swarm = Swarm(pull, publication, own, region.layout, self._transports, config, rng)
+        self._readers: Readers | None = None
+        self._links: dict[SourceId, Link] = {}
+        self._retired: list[Link] = []
+        """Links that were replaced, as long as they may still be writing."""
+        self._found: list[SourceFound] = []
+        """Sources that were found before the layout was known."""
+        self._learnt: list[tuple[int, bytes]] = []
+        self._begun = False
+        self._done = False
+        self._moved = 0
+        self._retried = 0
+        self._reading = 0.0
+        self._started = time.monotonic()
+        self._reached_at = self._began_at = self._ended_at = self._started
+
+    # --- the pull ------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Returns once every byte is in place and verified.
+
+        Raises LayoutMismatch (no byte was written), VersionUnavailable, IntegrityError,
+        TransferError, Timeout, PeerClosed, or what a hook raised.
+        """
+        try:
+            while not self._done:
+                self._take(time.monotonic())
+                self._carry_out()
+        finally:
+            self._stop()
+
+    def outcome(self) -> PullOutcome:
+        """What was done, to be asked after `run`."""
+        layout = self._swarm.layout
+        return PullOutcome(
+            bytes=self._moved,
+            total=layout.num_bytes if layout is not None else 0,
+            retried=self._retried,
+            waiting=self._reached_at - self._started,
+            beginning=self._began_at - self._reached_at,
+            moving=self._ended_at - self._began_at if self._begun else 0.0,
+            reading=self._reading,
+            sources=tuple(self._source_outcome(facts) for facts in self._swarm.facts()),
+        )
+
+    def _source_outcome(self, facts: SourceFacts) -> SourceOutcome:
+        link = self._links.get(facts.source)
+        if link is None:
+            return SourceOutcome(facts, "", {})
+        return SourceOutcome(facts, link.transport if facts.chunks else "", dict(link.rejected))
+
+    def _stop(self) -> None:
+        """Say goodbye, and fence the tensors off from every reader."""
+        now = time.monotonic()
+        self._swarm.stop(now)
+        for output in self._swarm.outbox.drain():
+            if isinstance(output, Send):
+                self._send(output.to, output.message)
+        links = [*self._links.values(), *self._retired]
+        for link in links:
+            link.abort()
+        for link in links:
+            link.close()
+        self._ended_at = time.monotonic()
+        if not self._begun:
+            self._began_at = self._reached_at = self._ended_at
+
+    # --- in --------------------------------------------------------------------------------
+
+    def _take(self, now: float) -> None:
+        """Wait for something to happen; feed it, and what else has come, to the swarm."""
+        wakeup = self._swarm.next_wakeup()
+        until = self._deadline if wakeup is None else min(wakeup, self._deadline)
+        try:
+            item = self._inbox.get(timeout=max(0.0, until - now))
+            for _ in range(MAX_BATCH):
+                self._accept(time.monotonic(), item)
+                item = self._inbox.get_nowait()
+        except Empty:
+            pass
+        now = time.monotonic()
+        self._swarm.tick(now)
+        if now >= self._deadline and not self._swarm.done:
+            raise self._timeout()
+
+    def _accept(self, now: float, item: object) -> None:
+        swarm = self._swarm
+        if isinstance(item, Landed):
+            self._moved += item.num_bytes
+            self._reading += item.seconds
+            swarm.fetched(now, item.source, item.chunk, item.digest)
+        elif isinstance(item, ReadFault):
+            self._retried += 1
+            swarm.failed(now, item.source, item.chunk, item.fault, item.why)
+        elif isinstance(item, tuple):
+            sender, message = item
+            swarm.receive(now, sender, message)
+        elif isinstance(item, HoldersChanged):
+            swarm.candidates(
+                now,
+                [Candidate(h.peer, h.slot, h.phase, self._locate(h.peer)) for h in item.holders],
+            )
+        elif isinstance(item, str):
+            swarm.lost(now, PeerId(item))
+        elif isinstance(item, Connected):
+            self._begin()
+        elif isinstance(item, ConnectFailed):
+            swarm.unreachable(now, item.source, item.why)
+        elif isinstance(item, Crashed):
+            raise item.error
+        elif item is None:
+            raise PeerClosed(f"this peer was closed while it pulled {self.publication}")
+
+    # --- out -------------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        """Do what the swarm decided."""
+        for output in self._swarm.outbox.drain():
+            if isinstance(output, Send):
+                self._send(output.to, output.message)
+            elif isinstance(output, Event):
+                self._on_event(output)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Fetch):
+            self._links[event.source].submit(event.chunk, event.digest)
+        elif isinstance(event, ChunkHeld):
+            self._hooks.held(event.chunk, event.digest)
+        elif isinstance(event, DigestsLearnt):
+            self._on_digests(event.digests)
+        elif isinstance(event, LayoutFound):
+            self._on_layout(event.layout)
+        elif isinstance(event, SourceFound):
+            self._on_source(event)
+        elif isinstance(event, SourceLost):
+            link = self._links.get(event.source)
+            if link is not None:
+                link.abort()
+        elif isinstance(event, ChunkRevoked):
+            self._hooks.revoked(event.chunk)
+        elif isinstance(event, Completed):
+            self._done = True
+        elif isinstance(event, Starved):
+            raise self._starved(event)
+        elif isinstance(event, Corrupt):
+            raise self._corrupt(event)
+
+    def _on_layout(self, layout: Layout) -> None:
+        into = self._region.arranged(layout)
+        self._readers = Readers(
+            into, self._transports, self._config, self._deadline, self._inbox.put
+        )
+        found, self._found = self._found, []
+        for event in found:
+            self._on_source(event)
+
+    def _on_source(self, event: SourceFound) -> None:
+        """Make a link to it; keep the one that there is if it may still work."""
+        if self._readers is None:
+            self._found.append(event)
+            return
+        link = self._links.get(event.source)
+        if link is None or not link.serves(event.endpoints):
+            if link is not None:
+                link.abort()
+                self._retired = [old for old in self._retired if old.writing] + [link]
+            link = self._links[event.source] = Link(event.source, event.endpoints, self._readers)
+        if not link.usable:
+            self._swarm.unreachable(time.monotonic(), event.source, link.why_not())
+        elif not self._begun:
+            link.connect()
+
+    def _begin(self) -> None:
+        """The first source within reach: bytes may change from here on."""
+        if self._begun or self._readers is None:
+            return
+        self._reached_at = time.monotonic()
+        self._hooks.begin(self._readers.into)
+        self._begun = True
+        self._began_at = time.monotonic()
+        learnt, self._learnt = self._learnt, []
+        if learnt:
+            self._hooks.digests(tuple(learnt))
+        self._swarm.begin(self._began_at)
+
+    def _on_digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
+        if self._begun:
+            self._hooks.digests(digests)
+        else:
+            self._learnt.extend(digests)
+
+    # --- ends ------------------------------------------------------------------------------
+
+    def _timeout(self) -> Timeout:
+        layout = self._swarm.layout
+        if layout is None:
+            what = "no holder has answered"
+        else:
+            what = f"{len(self._swarm.held)} of {layout.num_chunks} chunks were in place"
+        return Timeout(
+            f"pulling {self.publication} timed out: {what}; {_tell(self._swarm.facts())}"
+        )
+
+    def _starved(self, event: Starved) -> TensorHubError:
+        told = _tell(event.tried)
+        if any(facts.failing for facts in event.tried):
+            return TransferError(
+                f"{self.publication} is there, but its bytes can't be moved here: {told}"
+            )
+        seconds = self._config.unavailable_after
+        what = f"chunks {_some(event.chunks)}" if event.chunks else "it"
+        return VersionUnavailable(
+            f"{self.publication} can't be had: for {seconds:g} s no reachable holder has "
+            f"had {what}; {told}"
+        )
+
+    def _corrupt(self, event: Corrupt) -> IntegrityError:
+        layout = self._swarm.layout
+        assert layout is not None
+        start, length = layout.chunk_range(event.chunk)
+        first, last = layout.tensor_at(start).name, layout.tensor_at(start + length - 1).name
+        where = f"in tensor {first!r}" if first == last else f"in tensors {first!r} to {last!r}"
+        return IntegrityError(
+            f"{self.publication}: bytes {start} to {start + length} ({where}) never matched the "
+            f"publisher's digest, from {', '.join(map(str, event.sources))}: were published "
+            "tensors changed before unpublish()?"
+        )
+
+
+def _some(chunks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, chunks[:MAX_TOLD]))
+    return shown + (", ..." if len(chunks) > MAX_TOLD else "")
+
+
+def _tell(tried: tuple[SourceFacts, ...]) -> str:
+    """What became of the sources, for an error message."""
+    if not tried:
+        return "the directory names no holder"
+    lines = [
+        f"{facts.source}: {facts.notes[-1] if facts.notes else facts.state.value}"
+        for facts in tried[:MAX_TOLD]
+    ]
+    more = len(tried) - MAX_TOLD
+    return "tried " + "; ".join(lines) + (f"; and {more} more" if more > 0 else "")
