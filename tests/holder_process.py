@@ -28,6 +28,13 @@ def blank(sizes: list[int]) -> dict[str, Any]:
     return {f"t{i}": numpy.zeros(n, dtype=numpy.uint8) for i, n in enumerate(sizes)}
 
 
+def blank_in_one_piece(sizes: list[int]) -> dict[str, Any]:
+    """The same, but all of them adjoin in memory."""
+    whole = numpy.zeros(sum(sizes), dtype=numpy.uint8)
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return {f"t{i}": whole[e - n : e] for i, (n, e) in enumerate(zip(sizes, ends, strict=True))}
+
+
 def make_transport(name: str, secret: str | None = None) -> Transport:
     if name == "cma":
         return CmaTransport()

@@ -63,9 +63,7 @@ def test_a_digest_is_xxh3_of_the_chunks_bytes_however_they_are_scattered(piece: 
     content = torch.randint(0, 255, (total,), dtype=torch.uint8)
     count = min(total // piece + 1, 2000)
     cuts = [i * piece for i in range(count)] + [total]
-    tensors = {
-        f"t{i}": content[a:b].clone() for i, (a, b) in enumerate(pairwise(cuts))
-    }
+    tensors = {f"t{i}": content[a:b].clone() for i, (a, b) in enumerate(pairwise(cuts))}
     region = Region.of(tensors)
     data = content.numpy().tobytes()
     scratch = Scratch()

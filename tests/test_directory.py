@@ -296,7 +296,7 @@ def test_the_generation_of_a_mark_is_its_publications() -> None:
 def test_an_owner_with_another_owner_list_takes_no_write_though_it_owns_the_key() -> None:
     cluster = Cluster(peers=4)
     owner = cluster.owners()[0]
-    writer = cluster[3].me
+    writer = cluster.owners()[1].me
     seal = owners_hash((owner.me, writer, PeerId("unknown")))
     register = Register(writer, "a", 0, 1, value(1))
     owner.directory.receive(0.0, writer, DirectoryWrite(1, KEY, seal, register))

@@ -92,13 +92,15 @@ with a.control._room:
 
 def test_what_the_child_inherited_is_never_destroyed_there() -> None:
     run("""
+idle = EchoPeer()  # of a started one the parent's thread holds a reference anyway
 def body():
-    global a, b
-    sockets = weakref.ref(a.links._socket), weakref.ref(a.links._outgoing._socket)
-    del a, b
+    global idle
+    sockets = weakref.ref(idle.links._socket), weakref.ref(idle.links._outgoing._socket)
+    del idle
     gc.collect()
     assert None not in [socket() for socket in sockets]
 in_child(body)
+idle.control.stop()
 """)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy
 import pytest
-from holder_process import Holder, arrays, blank
+from holder_process import Holder, arrays, blank, blank_in_one_piece
 
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.transfer.digest import ChunkHasher, digest
@@ -83,6 +83,25 @@ def test_the_target_may_have_the_tensors_in_another_order(transport: CmaTranspor
     target = dict(reversed(blank(sizes).items()))
     read_all(transport.connect(endpoint, soon()), Region.of(target).arranged(source.layout))
     assert all(numpy.array_equal(target[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("joined", ["source", "target"])
+def test_the_two_sides_may_be_scattered_differently(joined: str, transport: CmaTransport) -> None:
+    sizes = [64] * 12_000  # more pieces than one system call takes
+    target = blank_in_one_piece(sizes) if joined == "target" else blank(sizes)
+    expected = arrays(sizes, 1)
+    if joined == "source":
+        whole = blank_in_one_piece(sizes)
+        for name, content in expected.items():
+            whole[name][:] = content
+        expected = whole
+    source, into = Region.of(expected), Region.of(target)
+    assert min(len(source.extents), len(into.extents)) == 1
+    endpoint = transport.export(source, ChunkSet.full(source.layout.num_chunks))
+    digests = read_all(transport.connect(endpoint, soon()), into)
+    assert all(numpy.array_equal(target[name], expected[name]) for name in expected)
+    scratch = Scratch()
+    assert digests == [digest(source, c, scratch) for c in range(source.layout.num_chunks)]
 
 
 @pytest.mark.processes

@@ -4,10 +4,11 @@ Rules of this file. One pure function over what this owner holds of the key. W o
 take a write, so a rule that one of them knows a reason for is kept: whatever made the
 reason was on W owners too, and the two sets meet.
 
-    a publish below an existing whole version            conflict (G4)
-    a publish of a version that the same replica has whole  conflict
-    a "whole" mark for what its publisher is withdrawing  withdrawn (G3)
-    a pin on what was withdrawn, with nobody known to keep it  withdrawn (G6)
+    a publish below an existing whole version                     conflict (G4)
+    a publish of a version that the same replica once had whole   conflict (G1)
+    a publish or pin by a generation that was replaced            fenced (G7)
+    a "whole" mark for what its publisher is withdrawing          withdrawn (G3)
+    a pin on what was withdrawn, with nobody known to keep it     withdrawn (G6)
 
 Owners refuse only for what they know; what they have not heard of they admit.
 """
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tensorhub_p2p.protocol.identity import PeerId, Publication
+from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication
 from tensorhub_p2p.protocol.messages import (
+    GenerationRecord,
     Key,
     Phase,
     Pin,
@@ -26,10 +28,12 @@ from tensorhub_p2p.protocol.messages import (
     WholeMark,
 )
 from tensorhub_p2p.protocol.owner import Refusal
+from tensorhub_p2p.protocol.records import fence_name
 
 Cells = Mapping[tuple[PeerId, str], Register]
 CONFLICT = "conflict"
 WITHDRAWN = "withdrawn"
+FENCED = "fenced"
 
 
 def admit(key: Key, held: Cells, new: Register) -> Refusal | None:
@@ -42,7 +46,7 @@ def admit(key: Key, held: Cells, new: Register) -> Refusal | None:
     if isinstance(value, WholeMark):
         return _admit_mark(held, value)
     if isinstance(value, Pin):
-        return _admit_pin(held, value.publication)
+        return _fenced(held, value.group, value.generation) or _admit_pin(held, value.publication)
     return None
 
 
@@ -51,16 +55,29 @@ def _admit_publish(held: Cells, new: Register, record: VersionRecord) -> Refusal
     publishes = record.slot.group.replica == publication.replica
     if not publishes or record.was_whole or record.phase is not Phase.READY:
         return None
-    before = held.get(new.cell)
-    if before is not None and _publication_of(before) == publication:
+    fenced = _fenced(held, record.slot.group, record.generation)
+    if fenced is not None:
+        return fenced
+    before = _phase_of(held.get(new.cell), publication)
+    if before is not None and before is not Phase.HIDDEN:
         return None
     for register in held.values():
         other = _whole_publication(register)
-        if other is None or other == publication:
+        # Its own mark forbids a publication only once it was hidden: the bytes may differ by now.
+        if other is None or (other == publication and before is None):
             continue
         again = other.order == publication.order and other.replica == publication.replica
         if other.order > publication.order or again:
             return Refusal(CONFLICT, register)
+    return None
+
+
+def _fenced(held: Cells, group: Group, generation: Generation) -> Refusal | None:
+    for register in held.values():
+        record = register.value
+        if isinstance(record, GenerationRecord) and register.name == fence_name(group):
+            if record.generation > generation:
+                return Refusal(FENCED, register)
     return None
 
 
@@ -95,8 +112,12 @@ def _admit_pin(held: Cells, publication: Publication) -> Refusal | None:
     return None
 
 
-def _publication_of(register: Register) -> Publication | None:
-    return register.value.publication if isinstance(register.value, VersionRecord) else None
+def _phase_of(register: Register | None, publication: Publication) -> Phase | None:
+    """What the register says of the publication; None if it speaks of another, or of none."""
+    record = register.value if register is not None else None
+    if isinstance(record, VersionRecord) and record.publication == publication:
+        return record.phase
+    return None
 
 
 def _whole_publication(register: Register) -> Publication | None:

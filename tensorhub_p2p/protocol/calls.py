@@ -16,14 +16,16 @@ Member and leader go through call k together:
 
 Before any member acts, all have recorded the decision. Another shard's failure holds the
 next call back, so nobody goes on unaware of it. Only success uses a call up: a retry asks
-k again and gets the same publication. k is over without an answer when the leader says
-`CallVoid` (a member found that the publication can't be had) or `CallDivergence` (two
-members asked different questions): every member fails exactly one verb for it, the present
-one or its next, and goes on with k+1, so the members' counters never drift apart.
+k again (its next *attempt* at k) and gets the same publication. k is over without an answer
+when the leader says `CallVoid` (a member found that the publication can't be had) or
+`CallDivergence` (two members asked different questions): every member fails exactly one
+verb for it, the present one or its next, and goes on with k+1, so that the members' counters
+never drift apart. After a void the floor is again what it was before k.
 
-When a member is declared dead, whoever waits asks the survivors too (`CallRecall`): what
-one of them heard decided, all of them may finish. Nothing heard within `recall_seconds`
-means that the call died with the generation.
+When the generation breaks, whoever waits asks the survivors too (`CallRecall`): what one
+of them heard decided, all of them may finish. Nobody records any more, so that nothing is
+decided later. Nothing heard within `recall_seconds` means that the call died with the
+generation.
 """
 
 from __future__ import annotations
@@ -52,9 +54,8 @@ from tensorhub_p2p.protocol.messages import (
     Message,
     Question,
 )
+from tensorhub_p2p.protocol.selection import NO_FLOOR, Floor
 
-Floor = tuple[int, int]
-NO_FLOOR: Floor = (-1, -1)
 
 
 class CallAnswered(Event):
@@ -79,6 +80,8 @@ class Part:
     """One member's part in its current call."""
 
     call: int = 1
+    attempt: int = 0
+    """Verbs that asked in this call so far."""
     question: Question | None = None
     """Set while a verb waits for the answer."""
     record: tuple[Question, Decision] | None = None
@@ -100,10 +103,14 @@ class CallMember:
         """(epoch, version) of the last answer that was used up here."""
         self.part = Part()
         self.outbox = Outbox()
-        self._gone = ""
+        self._broken = ""
+        """Why the generation is no longer in force; empty while it is."""
         self._done = 0
         """The last call that succeeded here; reported until acknowledged."""
         self._done_acked = True
+        self._last: tuple[Question, Decision] | None = None
+        """What `_done` was about, for survivors that ask."""
+        self._floor_before = NO_FLOOR
         self._voiding: tuple[int, str] | None = None
         """A call that we asked the leader to void, until it said so to all."""
         self._over = 0
@@ -115,21 +122,24 @@ class CallMember:
     def begin(self, record: GenerationRecord) -> None:
         """A generation was formed: counters start at 1."""
         self.generation = record
-        self.floor = max(self.floor, record.floor)
+        self.floor = self._floor_before = max(self.floor, record.floor)
         self.part = Part()
+        self._broken = ""
         self._done, self._done_acked, self._over = 0, True, 0
-        self._voiding = None
+        self._last = self._voiding = None
         self._give_up_at = self._retry_at = None
 
     def end(self) -> None:
-        """The handle closes."""
+        """The handle closes, or lost its slot."""
         self.generation = None
+        self.part = Part()
         self._retry_at = self._give_up_at = None
 
     # --- the verb's side ---
 
     def ask(self, now: float, question: Question) -> None:
         """A verb begins: `CallAnswered` or `CallFailed` will follow."""
+        self.part.attempt += 1
         self.part.question = question
         if self.part.decided and self._matches(question):
             self._answer()
@@ -143,17 +153,18 @@ class CallMember:
 
     def succeeded(self, now: float, call: int) -> bool:
         """The pull (or wait) of `call` succeeded and uses it up; False if it is void by now."""
-        if call != self.part.call or self.part.record is None:
+        if call != self.part.call or self.part.record is None or not self.part.decided:
             return False
+        self._floor_before = self.floor
         self.floor = max(self.floor, self.part.record[1].publication.order)
-        self._done, self._done_acked = call, False
+        self._done, self._done_acked, self._last = call, False, self.part.record
         self.part = Part(call=call + 1)
         self._retry(now)
         return True
 
     def give_up(self, now: float, call: int, reason: str) -> None:
         """The decided publication can't be had: have the leader void the call for all."""
-        if call == self.part.call:
+        if call == self.part.call and self.part.decided:
             self._voiding = (call, reason)
             self._over = call
             self.part = Part(call=call + 1)
@@ -164,9 +175,7 @@ class CallMember:
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
         """A message of this generation from the member it names (the composer checked both)."""
         if isinstance(message, CallRecord):
-            if message.call == self.part.call and not self.part.decided:
-                self.part.record = (message.question, message.decision)
-            self._to_leader(CallRecorded, message.call)
+            self._record(message)
         elif isinstance(message, CallDecided):
             self._decided(message)
         elif isinstance(message, CallRecall):
@@ -178,9 +187,18 @@ class CallMember:
         elif isinstance(message, CallDivergence):
             self._is_over(CallFailed(message.call, self._divergence(message), diverged=True))
 
+    def _record(self, message: CallRecord) -> None:
+        part = self.part
+        if message.call > part.call or self._broken:
+            return
+        if message.call == part.call and not part.decided:
+            part.record = (message.question, message.decision)
+        self._to_leader(CallRecorded, message.call, round=message.round)
+
     def _decided(self, message: CallDecided) -> None:
         part = self.part
-        if message.call != part.call or part.decided:
+        # Decided before: then this verb asked something else, and only that may replace it.
+        if message.call != part.call or (part.decided and message.question != part.question):
             return
         part.record, part.decided = (message.question, message.decision), True
         if part.question is not None and self._matches(part.question):
@@ -197,10 +215,12 @@ class CallMember:
         self.outbox.emit(CallAnswered(self.part.call, self.part.record[1]))
 
     def _recall(self, message: CallRecall) -> None:
-        record = self.part.record
-        if message.call == self.part.call and self.part.decided and record is not None:
+        known = self._last if message.call == self._done else None
+        if message.call == self.part.call and self.part.decided:
+            known = self.part.record
+        if known is not None:
             to = self._member(message.sender_shard)
-            self._to(to, CallDecided, message.call, question=record[0], decision=record[1])
+            self._to(to, CallDecided, message.call, question=known[0], decision=known[1])
 
     def _is_over(self, failed: CallFailed) -> None:
         """Told by the leader, again and again until it hears that we know."""
@@ -210,6 +230,8 @@ class CallMember:
         if failed.call <= self._over:
             return
         self._over = failed.call
+        if failed.call == self._done:
+            self.floor = self._floor_before
         # A member that succeeded already stands at the next call: that verb fails instead.
         self.part = Part(call=failed.call + 1)
         self._give_up_at = None
@@ -224,9 +246,9 @@ class CallMember:
 
     # --- deaths and time ---
 
-    def member_gone(self, now: float, name: str) -> None:
+    def broke(self, now: float, why: str) -> None:
         """The generation broke: finish what some survivor heard decided, or give it up soon."""
-        self._gone = name
+        self._broken = why
         if self.part.question is not None:
             self._give_up_at = now + self._config.recall_seconds
             self._retry(now)
@@ -237,7 +259,8 @@ class CallMember:
         if self._voiding is not None:
             self._to_leader(CallGiveUp, self._voiding[0], reason=self._voiding[1])
         elif self.part.question is not None:
-            self._to_leader(CallAsk, self.part.call, question=self.part.question)
+            asked = {"question": self.part.question, "attempt": self.part.attempt}
+            self._to_leader(CallAsk, self.part.call, **asked)
             if self._give_up_at is not None and self.generation is not None:
                 for member in self.generation.members:
                     self._to(member, CallRecall, self.part.call)
@@ -251,7 +274,7 @@ class CallMember:
             self._give_up_at = None
             if self.part.question is not None:
                 self.part.question = None
-                self.outbox.emit(CallFailed(self.part.call, f"{self._gone} is gone"))
+                self.outbox.emit(CallFailed(self.part.call, self._broken))
         if self._retry_at is not None and now >= self._retry_at:
             self._retry(now)
 

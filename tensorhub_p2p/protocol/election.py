@@ -6,27 +6,35 @@ beyond the floor that it carries from the old generation to the new one.
 
 Theory of operation. A group can work only with all its shards, so a quorum is everyone:
 
-    IDLE        nothing wanted: the generation in force (if any) stays
-    GATHERING   read the claims and the highest generation from R owners. A generation
-                that lists exactly the claims in force is adopted; with all slots claimed
-                the candidate goes on; else wait for the key to change, and read again
-    PROPOSING   the candidate (claimant of the lowest slot at once, others after a back-off)
-                sends its member list under a counter above all it read, and needs all votes
-    WRITING     all voted: write the record to W owners before anybody acts on it
-    VOTED       accepted somebody's proposal; waits for `Formed`, or reads again in time
+    IDLE        nothing wanted: the last generation (if any) stays what it is
+    GATHERING   read the claims: a generation that lists exactly the claims in force is
+                adopted; while some shard is claimed by nobody, wait for the key to change.
+                With all claimed, a candidate (the claimant of the lowest slot at once,
+                others after a back-off) reads the versions key, for the highest epoch and
+                for counters in use, and then the claims once more: had it been replaced by
+                whoever uses those counters, it would see it there
+    PROPOSING   the candidate sends its member list under a counter above all that it read
+                or ever accepted, and needs all votes; without them it gathers again
+    WRITING     all voted: write the record to W owners of the versions key (the *fence*:
+                they refuse what lower generations say from now on), then of the group's key
+    VOTED       accepted somebody's proposal; waits for `Formed`, or gathers again in time
     FORMED      a generation is in force
 
 A claimant accepts only counters above any that it ever accepted, and only a list that
 names its own claim: so no counter has two accepted generations, and a claimant that was
 replaced votes for nothing. `Formed` says that the record is on W owners; a member that
-misses it finds the record there. A declared death of a member breaks the generation:
-it stays the last one (for its floor), and the next one must be elected.
+misses it finds the record there.
 
-A replica of one shard needs no election: its claim's counter is the generation's.
+A generation breaks, for the member that notices it, when another member is declared dead,
+left, released its claim or lost it to a higher one. That is final, also if the death is
+refuted. Members watch the group's key, as news of all that may be lost. The broken
+generation stays the last one, until a higher one is formed. A replica of one shard goes
+the same way: all votes are its own.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 import mmh3
@@ -34,6 +42,7 @@ import msgspec
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.identity import Generation, Member, PeerId, Slot
+from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.machine import Event, Outbox
 from tensorhub_p2p.protocol.messages import (
     Formed,
@@ -51,13 +60,15 @@ from tensorhub_p2p.protocol.records import (
     Records,
     Refused,
     Registers,
+    fence_name,
     group_key,
     values,
     versions_key,
 )
+from tensorhub_p2p.protocol.selection import NO_FLOOR, Floor
 
-Floor = tuple[int, int]
-NO_FLOOR: Floor = (-1, -1)
+PATIENCE = 4
+"""Retry intervals that a candidate waits for votes, and a voter for `Formed`."""
 
 
 class ElectionState(Enum):
@@ -75,11 +86,9 @@ class GenerationFormed(Event):
 
 
 class GenerationBroken(Event):
-    """A member was declared dead (or left)."""
-
-    def __init__(self, record: GenerationRecord, member: Member) -> None:
+    def __init__(self, record: GenerationRecord, why: str) -> None:
         self.record = record
-        self.member = member
+        self.why = why
 
 
 class GroupClaimsRead(Event):
@@ -87,6 +96,16 @@ class GroupClaimsRead(Event):
 
     def __init__(self, registers: Registers) -> None:
         self.registers = registers
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a candidate read of the versions key before it stands with these members."""
+
+    members: tuple[Member, ...]
+    epoch: int
+    counter: int
+    """The highest counter of the group that is in use."""
 
 
 def generation_of(counter: int, members: tuple[Member, ...]) -> Generation:
@@ -122,20 +141,31 @@ class Election:
         """The last generation in force here; `broken` says that it no longer is."""
         self.broken = False
         self.floor = NO_FLOOR
-        """(epoch, version) of the last answer of the group; written by whoever runs the calls."""
+        """(epoch, version) of the group's last answer here; kept by whoever runs the calls."""
         self.outbox = Outbox()
         self._claim = 0
+        """The counter of our established claim; 0 for none."""
         self._accepted = 0
         self._proposal: GenerationRecord | None = None
         self._votes: dict[int, Floor] = {}
         self._missing: tuple[int, ...] = ()
+        self._standing: tuple[Member, ...] | None = None
+        """The members with which we are about to stand."""
+        self._survey: Survey | None = None
+        self._wanted = False
+        """A verb waits for a generation."""
+        self._doubted = False
         self._stand_at = 0.0
+        self._propose_until = 0.0
         self._retry_at: float | None = None
         self._watch: int | None = None
         self._records = records
         self._liveness = liveness
         self._config = config
         self._key = group_key(slot.group)
+        self._claims = Inquiry(records, self._key, self._on_claims)
+        self._versions_key = versions_key(slot.group.model)
+        self._versions = Inquiry(records, self._versions_key, self._on_versions)
 
     @property
     def formed(self) -> bool:
@@ -143,8 +173,8 @@ class Election:
         return self.record is not None and not self.broken
 
     @property
-    def is_leader(self) -> bool:
-        return self.record is not None and self.record.leader == self.slot.shard
+    def _mine(self) -> Member:
+        return Member(self.slot.shard, self.me, self._claim)
 
     # --- forming a generation ---
 
@@ -154,96 +184,127 @@ class Election:
 
     def want(self, now: float) -> None:
         """Somebody's verb needs a generation."""
+        self._wanted = True
         if self.formed or self.state not in {ElectionState.IDLE, ElectionState.FORMED}:
             return
         # The lowest slot's claimant stands first; the others only if it does not.
         self._stand_at = now + self.slot.shard * self._config.election_backoff
-        if self.num_shards > 1 and self._watch is None:
-            self._watch = self._records.watch(now, self._key, self._changed)
+        if self._watch is None:
+            self._watch = self._records.watch(now, self._key, self.look)
         self._gather(now)
 
-    def _changed(self, now: float) -> None:
+    def rest(self) -> None:
+        """No verb waits for a generation any more."""
+        self._wanted = False
         if self.state is ElectionState.GATHERING:
-            self._gather(now)
-        elif self.formed:
-            self._records.read(now, self._key, self._check_members)
+            self.state = ElectionState.IDLE
+            self._retry_at = None
 
-    def _check_members(self, now: float, registers: Registers) -> None:
-        """A member whose slot somebody else holds by now is gone, whatever we heard of it."""
-        self.outbox.emit(GroupClaimsRead(registers))
-        if self.record is None or self.broken:
-            return
-        for member in self._members_in(registers):
-            ours = self.record.members[member.shard]
-            if member.peer != ours.peer and member.claim > ours.claim:
-                self._break(ours)
-                return
+    def look(self, now: float) -> None:
+        """Read the group's key: something may have happened that nobody told us."""
+        if self._claim:
+            self._claims.look(now)
+
+    def doubt(self, now: float) -> None:
+        """An owner knows of a higher generation: if that doesn't replace us, ours is broken."""
+        self._doubted = True
+        if self._claim:
+            self._claims.look_anew(now)
 
     def _gather(self, now: float) -> None:
+        """Begin anew; with no verb that waits, only look whether somebody else formed one."""
+        if not self._wanted:
+            self.state, self._retry_at = ElectionState.IDLE, None
+            self.look(now)
+            return
         self.state = ElectionState.GATHERING
-        self._retry_at = now + self._config.retry_interval
-        if self.num_shards == 1:
-            members = (Member(self.slot.shard, self.me, self._claim),)
-            self._read_epoch(now, generation_of(self._claim, members), members)
-        else:
-            self._records.read(now, self._key, self._on_claims)
+        self._standing = self._survey = None
+        self._retry_at = now + PATIENCE * self._config.retry_interval
+        self._claims.look(now)
 
     def _on_claims(self, now: float, registers: Registers) -> None:
         self.outbox.emit(GroupClaimsRead(registers))
-        if self.state is not ElectionState.GATHERING:
-            return
         members = self._members_in(registers)
-        known = [record for _, record in values(registers, GenerationRecord)]
-        newest = max(known, key=lambda record: record.generation, default=None)
-        self._missing = tuple(set(range(self.num_shards)) - {m.shard for m in members})
-        if self._missing or Member(self.slot.shard, self.me, self._claim) not in members:
-            return
-        if newest is not None and newest.members == members and self._supersedes(newest):
+        newest = max(
+            (record for _, record in values(registers, GenerationRecord)),
+            key=lambda record: record.generation,
+            default=None,
+        )
+        in_force = newest is not None and newest.members == members
+        doubted, self._doubted = self._doubted, False
+        if newest is not None and in_force and self._is_next(newest):
             self._form(now, newest)
-        elif now >= self._stand_at:
-            highest = newest.generation.counter if newest else 0
-            counter = max(highest, self._accepted) + 1
-            self._read_epoch(now, generation_of(counter, members), members)
+        elif self.formed:
+            self._check_members(registers)
+            if doubted and self.formed:
+                self._break("a higher generation exists")
+        elif self.state is ElectionState.GATHERING:
+            self._stand(now, members, newest)
 
     def _members_in(self, registers: Registers) -> tuple[Member, ...]:
-        """One member a slot: the established claim with the highest counter."""
-        best: dict[int, Member] = {}
+        """One member a slot: the highest established claim, unless it is given up."""
+        best: dict[int, tuple[int, PeerId, SlotClaim]] = {}
         for register, claim in values(registers, SlotClaim):
-            if not claim.established or claim.num_shards != self.num_shards:
-                continue
-            if self._liveness.is_gone(register.writer):
-                continue
-            member = Member(claim.shard, register.writer, claim.counter)
-            rival = best.get(claim.shard)
-            if rival is None or (member.claim, rival.peer) > (rival.claim, member.peer):
-                best[claim.shard] = member
-        return tuple(sorted(best.values()))
+            if claim.established and claim.num_shards == self.num_shards:
+                rival = best.get(claim.shard, (0, register.writer, claim))
+                if (claim.counter, rival[1]) >= (rival[0], register.writer):
+                    best[claim.shard] = (claim.counter, register.writer, claim)
+        return tuple(
+            Member(shard, peer, counter)
+            for shard, (counter, peer, claim) in sorted(best.items())
+            if not claim.released and not self._liveness.is_gone(peer)
+        )
 
-    def _supersedes(self, record: GenerationRecord) -> bool:
-        """Above the last one in force here: also where that one broke, its end is final."""
-        return self.record is None or record.generation > self.record.generation
+    def _stand(
+        self, now: float, members: tuple[Member, ...], newest: GenerationRecord | None
+    ) -> None:
+        """All slots claimed, and the own back-off over: survey, then propose."""
+        self._missing = tuple(sorted(set(range(self.num_shards)) - {m.shard for m in members}))
+        if self._missing or self._mine not in members:
+            return
+        if now < self._stand_at:
+            self._retry_at = self._stand_at
+        elif self._survey is not None and self._survey.members == members:
+            used = newest.generation.counter if newest is not None else 0
+            counter = max(used, self._survey.counter, self._accepted) + 1
+            generation = generation_of(counter, members)
+            self._propose(
+                now,
+                GenerationRecord(
+                    generation, self._survey.epoch, members, self.slot.shard, self.floor
+                ),
+            )
+        elif self._standing != members:
+            self._standing = members
+            self._versions.look_anew(now)
 
-    def _read_epoch(self, now: float, generation: Generation, members: tuple[Member, ...]) -> None:
-        def then(now: float, registers: Registers) -> None:
-            if self.state is not ElectionState.GATHERING:
-                return
-            epoch = highest_epoch(registers)
-            record = GenerationRecord(generation, epoch, members, self.slot.shard, self.floor)
-            if self.num_shards == 1:
-                self._form(now, record)
-            elif generation.counter > self._accepted:
-                self._propose(now, record)
+    def _on_versions(self, now: float, registers: Registers) -> None:
+        if self.state is not ElectionState.GATHERING or self._standing is None:
+            return
+        fences = [
+            record.generation.counter
+            for register, record in values(registers, GenerationRecord)
+            if register.name == fence_name(self.slot.group)
+        ]
+        self._survey = Survey(self._standing, highest_epoch(registers), max(fences, default=0))
+        self._claims.look_anew(now)
 
-        self._records.read(now, versions_key(self.slot.group.model), then)
+    def _is_next(self, record: GenerationRecord) -> bool:
+        """It names our claim and is above the last one in force here, whose end is final."""
+        above = self.record is None or record.generation > self.record.generation
+        return above and self._claim > 0 and self._mine in record.members
 
     # --- the candidate ---
 
     def _propose(self, now: float, record: GenerationRecord) -> None:
         self.state = ElectionState.PROPOSING
+        self._standing = self._survey = None
         self._accepted = record.generation.counter
         self._proposal = record
         self._votes = {self.slot.shard: self.floor}
+        self._propose_until = now + PATIENCE * self._config.retry_interval
         self._ask_votes(now, record)
+        self._count_votes(now, record)
 
     def _ask_votes(self, now: float, record: GenerationRecord) -> None:
         for member in record.members:
@@ -266,24 +327,40 @@ class Election:
             self._back_off(now)
             return
         self._votes[message.sender_shard] = message.floor
+        self._count_votes(now, record)
+
+    def _count_votes(self, now: float, record: GenerationRecord) -> None:
         if len(self._votes) == self.num_shards:
             self._write(now, msgspec.structs.replace(record, floor=max(self._votes.values())))
 
     def _write(self, now: float, record: GenerationRecord) -> None:
+        """The fence first: whoever finds the record may rely on it."""
         self.state = ElectionState.WRITING
         self._retry_at = None
+        counter = record.generation.counter
 
-        def then(now: float, refused: Refused | None) -> None:
-            if refused is not None:
+        def fenced(now: float, refused: Refused | None) -> None:
+            if self.state is ElectionState.WRITING:
+                if refused is not None:
+                    self._back_off(now)
+                else:
+                    self._records.write(now, self._key, "generation", counter, record, written)
+
+        def written(now: float, refused: Refused | None) -> None:
+            if refused is None:
+                self._tell(record)
+                if self._is_next(record):
+                    self._form(now, record)
+            elif self.state is ElectionState.WRITING:
                 self._back_off(now)
-                return
-            for member in record.members:
-                if member.peer != self.me or member.shard != self.slot.shard:
-                    self.outbox.send(member.peer, Formed(self.slot.group, member.shard, record))
-            if self.state is ElectionState.WRITING and self._supersedes(record):
-                self._form(now, record)
 
-        self._records.write(now, self._key, "generation", record.generation.counter, record, then)
+        name = fence_name(self.slot.group)
+        self._records.write(now, self._versions_key, name, counter, record, fenced)
+
+    def _tell(self, record: GenerationRecord) -> None:
+        for member in record.members:
+            if member != self._mine:
+                self.outbox.send(member.peer, Formed(self.slot.group, member.shard, record))
 
     def _back_off(self, now: float) -> None:
         self._stand_at = now + (1 + self.slot.shard) * self._config.election_backoff
@@ -293,17 +370,15 @@ class Election:
 
     def _on_propose(self, now: float, sender: PeerId, message: Propose) -> None:
         record = message.record
-        mine = Member(self.slot.shard, self.me, self._claim)
         fresh = record.generation.counter > self._accepted
         again = record == self._proposal
-        accepted = self._claim > 0 and mine in record.members and (fresh or again)
+        accepted = self._claim > 0 and self._mine in record.members and (fresh or again)
         if accepted and fresh:
             self._accepted = record.generation.counter
             self._proposal = record
-            if self.state is not ElectionState.FORMED or self.broken:
+            if not self.formed:
                 self.state = ElectionState.VOTED
-                # Long enough for the record's write and `Formed`; then we look for ourselves.
-                self._retry_at = now + 4 * self._config.retry_interval
+                self._retry_at = now + PATIENCE * self._config.retry_interval
         vote = Vote(
             self.slot.group,
             record.leader,
@@ -315,15 +390,16 @@ class Election:
         )
         self.outbox.send(sender, vote)
 
-    def _on_formed(self, now: float, message: Formed) -> None:
-        record = message.record
-        mine = Member(self.slot.shard, self.me, self._claim)
-        if mine in record.members and self._supersedes(record):
+    def _on_formed(self, now: float, record: GenerationRecord) -> None:
+        if self._is_next(record):
             self._form(now, record)
+        elif self.record is None or record.generation > self.record.generation:
+            self.look(now)
 
     def _form(self, now: float, record: GenerationRecord) -> None:
         self.state = ElectionState.FORMED
         self._retry_at = None
+        self._wanted = False
         self._accepted = max(self._accepted, record.generation.counter)
         self.record = record
         self.broken = False
@@ -331,27 +407,29 @@ class Election:
         self.outbox.emit(GenerationFormed(record))
         for member in record.members:
             if self._liveness.is_gone(member.peer):
-                self.peer_gone(now, member.peer)
+                self._member_gone(member)
                 return
 
-    # --- messages, deaths, time ---
+    # --- how a generation ends ---
 
-    def receive(self, now: float, sender: PeerId, message: Message) -> None:
-        if isinstance(message, Propose):
-            self._on_propose(now, sender, message)
-        elif isinstance(message, Vote):
-            self._on_vote(now, sender, message)
-        elif isinstance(message, Formed):
-            self._on_formed(now, message)
-        elif isinstance(message, MemberLeft):
-            self._on_left(sender, message)
+    def _check_members(self, registers: Registers) -> None:
+        """A member that released its claim, or lost it to a higher one, is gone."""
+        assert self.record is not None
+        for register, claim in values(registers, SlotClaim):
+            if claim.shard >= len(self.record.members) or not claim.established:
+                continue
+            member = self.record.members[claim.shard]
+            given_back = claim.released and register.writer == member.peer
+            if claim.counter > member.claim or (given_back and claim.counter == member.claim):
+                self._member_gone(member)
+                return
 
     def _on_left(self, sender: PeerId, message: MemberLeft) -> None:
         if self.record is None or self.broken or message.generation != self.record.generation:
             return
         for member in self.record.members:
             if member.peer == sender and member.shard == message.sender_shard:
-                self._break(member)
+                self._member_gone(member)
                 return
 
     def peer_gone(self, now: float, peer: PeerId) -> None:
@@ -363,29 +441,21 @@ class Election:
             return
         for member in self.record.members:
             if member.peer == peer:
-                self._break(member)
+                self._member_gone(member)
                 return
 
-    def _break(self, member: Member) -> None:
+    def _member_gone(self, member: Member) -> None:
+        self._break(f"{self._liveness.name(member.peer)}, which held shard {member.shard}, is gone")
+
+    def _break(self, why: str) -> None:
         assert self.record is not None
         self.broken = True
         if self.state is ElectionState.FORMED:
             self.state = ElectionState.IDLE
-        self.outbox.emit(GenerationBroken(self.record, member))
-
-    def tick(self, now: float) -> None:
-        if self._retry_at is None or now < self._retry_at:
-            return
-        if self.state is ElectionState.PROPOSING and self._proposal is not None:
-            self._ask_votes(now, self._proposal)
-        else:
-            self._gather(now)
-
-    def next_wakeup(self) -> float | None:
-        return self._retry_at
+        self.outbox.emit(GenerationBroken(self.record, why))
 
     def stop(self, now: float) -> None:
-        """The handle closes: tell the members, and vote for nothing any more."""
+        """The handle closes, or lost its slot: tell the members, and vote no more."""
         if self.record is not None and self.formed:
             for member in self.record.members:
                 if member.shard != self.slot.shard:
@@ -396,15 +466,51 @@ class Election:
         self._claim = 0
         self._retry_at = None
         self.state = ElectionState.IDLE
+        self._claims.stop()
+        self._versions.stop()
         if self._watch is not None:
             self._records.unwatch(now, self._watch)
             self._watch = None
+
+    # --- messages and time ---
+
+    def receive(self, now: float, sender: PeerId, message: Message) -> None:
+        if isinstance(message, Propose):
+            self._on_propose(now, sender, message)
+        elif isinstance(message, Vote):
+            self._on_vote(now, sender, message)
+        elif isinstance(message, Formed):
+            self._on_formed(now, message.record)
+        elif isinstance(message, MemberLeft):
+            self._on_left(sender, message)
+
+    def never_in(self, generation: Generation) -> bool:
+        """Whoever counts on us as a member of this generation means a claim before ours."""
+        return self._accepted < generation.counter
+
+    def tick(self, now: float) -> None:
+        if self._retry_at is None or now < self._retry_at:
+            return
+        if self.state is ElectionState.GATHERING:
+            self._retry_at = now + PATIENCE * self._config.retry_interval
+            self._claims.look(now)
+        elif (
+            self.state is ElectionState.PROPOSING
+            and self._proposal is not None
+            and now < self._propose_until
+        ):
+            self._ask_votes(now, self._proposal)
+        else:
+            self._gather(now)
+
+    def next_wakeup(self) -> float | None:
+        return self._retry_at
 
     def waiting_for(self) -> str:
         """For the error of whoever runs into a deadline."""
         what = f"generation of {self.slot.group}: {self.state.value}"
         if self.state is ElectionState.GATHERING and self._missing:
-            missing = ", ".join(map(str, sorted(self._missing)))
+            missing = ", ".join(map(str, self._missing))
             return f"{what} (nobody holds shard {missing} of {self.num_shards})"
         if self.state is ElectionState.PROPOSING and self._proposal is not None:
             silent = [m for m in self._proposal.members if m.shard not in self._votes]

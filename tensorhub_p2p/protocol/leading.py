@@ -11,14 +11,20 @@ Theory of operation, call by call (the conversation is drawn in calls.py):
     DECIDED    tell everyone who asks, until all members said `CallDone`
     ENDING     void, or diverged: tell all members until each acknowledged that
 
-The next call opens only after DECIDED or ENDING is through with every member. A question
-that differs from the call's ends it for all, unless its only asker changed its mind
-before anything was decided (a retry with another selector after a timeout).
+    OVER       the generation broke before this call was decided: it will not be
+
+The next call opens only after DECIDED or ENDING is through with every member.
+
+A question that differs from the call's ends it for all. But a member may ask something
+else after a timeout, as long as nothing is decided: its verbs in one call are numbered
+*attempts*, and only questions of the same attempt must agree. A later attempt replaces an
+earlier question; whoever still waits with that one runs into its own deadline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -69,6 +75,18 @@ class LeaderState(Enum):
     RECORDING = "having every member record the decision"
     DECIDED = "decided, until every member has it"
     ENDING = "telling every member that the call is over"
+    OVER = "undecided when the generation broke"
+
+
+UNDECIDED = {LeaderState.RESOLVING, LeaderState.RECORDING}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One member's verb in a call."""
+
+    attempt: int
+    question: Question
 
 
 class CallLeader:
@@ -87,12 +105,17 @@ class CallLeader:
         self.call = 1
         self.state = LeaderState.OPEN
         self.outbox = Outbox()
-        self._asks: dict[int, Question] = {}
+        self._asks: dict[int, Ask] = {}
         """By shard: who waits in this call, with which question."""
-        self._next_asks: dict[int, Question] = {}
+        self._next_asks: dict[int, Ask] = {}
         """By shard: who is done and waits in the next one."""
         self._question: Question | None = None
+        self._attempt = 0
+        """The highest attempt that asked `_question`."""
         self._decision: Decision | None = None
+        self._round = 0
+        """Counts decisions to record, so that one is not taken for another."""
+        self._broken = False
         self._heard: set[int] = set()
         """Shards that have recorded, finished or acknowledged, by state."""
         self._ending: tuple[type[GroupMessage], dict[str, object]] | None = None
@@ -101,9 +124,16 @@ class CallLeader:
         self._config = config
 
     def stop(self, now: float) -> None:
-        """The generation ended."""
+        """The next generation was formed, or the handle closes."""
         self._resolver.stop(now)
         self._retry_at = None
+
+    def broke(self, now: float) -> None:
+        """The generation broke: end the pin; decide nothing more, but tell what was decided."""
+        self._broken = True
+        self._resolver.stop(now)
+        if self.state not in {LeaderState.DECIDED, LeaderState.ENDING}:
+            self._enter(LeaderState.OVER)
 
     # --- messages ---
 
@@ -111,7 +141,8 @@ class CallLeader:
         if isinstance(message, CallAsk):
             self._asked(now, message)
         elif isinstance(message, CallRecorded) and self.state is LeaderState.RECORDING:
-            self._hear(now, message.call, message.sender_shard)
+            if message.round == self._round:
+                self._hear(now, message.call, message.sender_shard)
         elif isinstance(message, CallDone):
             self._send(message.sender_shard, CallDoneAck, message.call)
             if self.state is LeaderState.DECIDED:
@@ -119,28 +150,40 @@ class CallLeader:
         elif isinstance(message, CallOverAck) and self.state is LeaderState.ENDING:
             self._hear(now, message.call, message.sender_shard)
         elif isinstance(message, CallWithdraw) and message.call == self.call:
-            self._asks.pop(message.sender_shard, None)
+            self._withdrawn(now, message.sender_shard)
         elif isinstance(message, CallGiveUp) and message.call == self.call:
             if self.state is LeaderState.DECIDED:
                 self._end(now, CallVoid, {"reason": message.reason})
 
     def _asked(self, now: float, message: CallAsk) -> None:
-        shard, question = message.sender_shard, message.question
+        shard, ask = message.sender_shard, Ask(message.attempt, message.question)
         if message.call == self.call + 1:
             # Only a member that has finished the call, or knows that it is over, asks the next.
             if self.state in {LeaderState.DECIDED, LeaderState.ENDING}:
-                self._next_asks[shard] = question
+                self._next_asks[shard] = ask
                 self._hear(now, self.call, shard)
             return
-        if message.call != self.call or self.state is LeaderState.ENDING:
+        if message.call != self.call or self.state in {LeaderState.ENDING, LeaderState.OVER}:
             return
-        self._asks[shard] = question
+        if ask.attempt < self._asks.get(shard, ask).attempt:
+            return
+        self._asks[shard] = ask
         if self._question is None:
-            self._resolve(now, question)
-        elif self._question != question:
-            self._differs(now, shard, question)
-        elif self.state is LeaderState.DECIDED:
-            self._tell_decision(shard)
+            self._resolve(now, ask)
+        elif self._question != ask.question:
+            self._differs(now, shard, ask)
+        else:
+            self._attempt = max(self._attempt, ask.attempt)
+            if self.state is LeaderState.DECIDED:
+                self._tell_decision(shard)
+
+    def _withdrawn(self, now: float, shard: int) -> None:
+        """A verb timed out. A question that nobody asks any more is not decided."""
+        self._asks.pop(shard, None)
+        if not self._asks and self.state in UNDECIDED:
+            self._resolver.stop(now)
+            self._question = None
+            self._enter(LeaderState.OPEN)
 
     def _hear(self, now: float, call: int, shard: int) -> None:
         """One more member recorded, finished or acknowledged; with the last one, go on."""
@@ -167,31 +210,32 @@ class CallLeader:
         self._heard = set()
         self._retry_at = None
 
-    def _resolve(self, now: float, question: Question) -> None:
+    def _resolve(self, now: float, ask: Ask) -> None:
         self._enter(LeaderState.RESOLVING)
-        self._question = question
+        self._question, self._attempt = ask.question, ask.attempt
         call = self.call
 
         def then(now: float, decision: Decision) -> None:
             if self.call == call and self.state is LeaderState.RESOLVING:
                 self._decision = decision
+                self._round += 1
                 self._enter(LeaderState.RECORDING)
                 self._repeat(now)
 
-        self._resolver.resolve(now, question, call, self.floor, then)
+        self._resolver.resolve(now, ask.question, call, self.floor, then)
 
-    def _differs(self, now: float, shard: int, question: Question) -> None:
+    def _differs(self, now: float, shard: int, ask: Ask) -> None:
         assert self._question is not None
-        others = [s for s, asked in self._asks.items() if asked == self._question and s != shard]
-        undecided = self.state is LeaderState.RESOLVING
-        if len(self.record.members) == 1 or (undecided and not others):
+        others = [s for s, a in self._asks.items() if a.question == self._question and s != shard]
+        undecided = self.state in UNDECIDED
+        alone = len(self.record.members) == 1
+        if alone or (undecided and (ask.attempt > self._attempt or not others)):
             self._resolver.stop(now)
-            self._asks = {shard: question}
-            self._resolve(now, question)
-            return
-        asked_by = others[0] if others else self.record.leader
-        difference = {"asked": self._question, "by": asked_by, "but": question, "but_by": shard}
-        self._end(now, CallDivergence, difference)
+            self._resolve(now, ask)
+        elif not undecided or ask.attempt == self._attempt:
+            asked_by = others[0] if others else self.record.leader
+            asked = {"asked": self._question, "by": asked_by}
+            self._end(now, CallDivergence, {**asked, "but": ask.question, "but_by": shard})
 
     def _end(self, now: float, kind: type[GroupMessage], fields: dict[str, object]) -> None:
         self._resolver.stop(now)
@@ -202,22 +246,16 @@ class CallLeader:
 
     def _next(self, now: float) -> None:
         self._resolver.stop(now)
-        self._enter(LeaderState.OPEN)
+        self._enter(LeaderState.OVER if self._broken else LeaderState.OPEN)
         self.call += 1
         self._question = self._decision = None
         self._asks, waiting = {}, self._next_asks
         self._next_asks = {}
-        for shard, question in waiting.items():
+        for shard, ask in waiting.items():
             member = self.record.members[shard]
-            ask = CallAsk(
-                self.slot.group,
-                self.record.generation,
-                self.slot.shard,
-                member.shard,
-                self.call,
-                question,
-            )
-            self._asked(now, ask)
+            head_fields = head(self.record, self.slot, member, self.call)
+            group, generation, to, _, call = head_fields
+            self._asked(now, CallAsk(group, generation, to, shard, call, ask.question, ask.attempt))
 
     # --- sending ---
 
@@ -236,6 +274,7 @@ class CallLeader:
                     self.call,
                     question=self._question,
                     decision=self._decision,
+                    round=self._round,
                 )
         self._retry_at = now + self._config.retry_interval
 
@@ -258,7 +297,7 @@ class CallLeader:
         """For the error of whoever runs into a deadline."""
         silent = sorted({member.shard for member in self.record.members} - self._heard)
         what = f"call {self.call} of {self.slot.group}: {self.state.value}"
-        if self.state in {LeaderState.OPEN, LeaderState.RESOLVING}:
+        if self.state in {LeaderState.OPEN, LeaderState.RESOLVING, LeaderState.OVER}:
             return what
         return f"{what} (shard {', '.join(map(str, silent))} has not)"
 

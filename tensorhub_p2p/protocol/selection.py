@@ -21,6 +21,8 @@ from tensorhub_p2p.protocol.records import Registers, values
 
 _SELECTOR = re.compile(r"latest(-([0-9]{1,9}))?|(>)?([0-9]{1,18})")
 Floor = tuple[int, int]
+"""The (epoch, version) below which "latest" does not go: a group's last answer."""
+NO_FLOOR: Floor = (-1, -1)
 
 
 class BadSelector(ValueError):

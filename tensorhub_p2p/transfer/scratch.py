@@ -37,15 +37,13 @@ def are_small(iov: array[int], length: int) -> bool:
 class Scratch:
     """A buffer of `size` bytes; `memory` is its content. Used by one thread at a time."""
 
+    _file = -1
+
     def __init__(self, size: int = STEP_BYTES) -> None:
         self.size = size
         self._file = os.memfd_create("tensorhub_p2p-scratch", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self._file, size)
-            self._map = mmap.mmap(self._file, size)
-        except BaseException:
-            os.close(self._file)
-            raise
+        os.ftruncate(self._file, size)
+        self._map = mmap.mmap(self._file, size)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.memory = view(self.address, size)
 

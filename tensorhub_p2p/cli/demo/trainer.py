@@ -37,7 +37,8 @@ def train(
         if shard == 0:
             sequences, rewards = collector.collect(version)
         if version == plan.final_version:
-            break
+            part_together(shard, link, version)
+            return
         if shard == 0:
             link.send(version, sequences)
             link.send(version, rewards)
@@ -55,6 +56,14 @@ def train(
                 weights.unpublish()
             optimizer.step()
         radio.report(weights.publish(version + 1))
+
+
+def part_together(shard: int, link: Link, version: int) -> None:
+    """Shard 0 knows when everybody has the final version; shard 1 serves it until then."""
+    if shard == 0:
+        link.send(version, torch.zeros(1))
+    else:
+        link.receive(version)
 
 
 class Collector:
