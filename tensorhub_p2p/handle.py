@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from tensorhub_p2p.errors import PeerClosed, StateError, TensorHubError
+from tensorhub_p2p.errors import LayoutMismatch, PeerClosed, StateError
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.protocol.messages import Question
 from tensorhub_p2p.protocol.selection import newer_than as newer_than_selector
@@ -35,6 +35,8 @@ from tensorhub_p2p.runtime.pulling import PullRun
 from tensorhub_p2p.transfer.memory import Region
 
 MAX_VERSION = 2**62
+MAX_TIMEOUT = 1e8
+"""Seconds (three years): every wait has a deadline, and the system's clocks have a range."""
 NEEDS = {
     HandleState.OPEN: "register() the tensors first",
     HandleState.REGISTERED: "publish() or replicate() first",
@@ -43,6 +45,12 @@ NEEDS = {
     HandleState.TORN: "replicate() or publish() first: its tensors are a mix of two versions",
     HandleState.CLOSED: "the handle is closed: open() another one",
 }
+UNREGISTER_FIRST = {
+    HandleState.REGISTERED: "unregister() first",
+    HandleState.PUBLISHED: "unpublish() and unregister() first",
+    HandleState.TORN: "unregister() first",
+}
+"""What `register` lacks in these states; it differs from what the others lack."""
 REGISTERED, PUBLISHED, TORN = HandleState.REGISTERED, HandleState.PUBLISHED, HandleState.TORN
 
 
@@ -67,6 +75,10 @@ class ShardHandle:
         """The pull under way."""
         self._busy = threading.Lock()
         self._verb = ""
+        self._verb_thread: int | None = None
+        """Who is in a verb."""
+        self._closed = threading.Lock()
+        """Held by the one who closes, and kept."""
 
     # --- questions -----------------------------------------------------------------------
 
@@ -104,8 +116,9 @@ class ShardHandle:
         for duplicate or empty names.
         """
         with self._in_verb("register", HandleState.OPEN):
+            self._driver.check_process()
             self._region = Region.of(tensors)
-            self._state = REGISTERED
+            self._become(REGISTERED)
 
     def unregister(self) -> None:
         """Forget the tensors; afterwards nothing reads or writes them any more."""
@@ -113,7 +126,7 @@ class ShardHandle:
             self._end_exports(5.0)
             self._region = None
             self._holds = None
-            self._state = HandleState.OPEN
+            self._become(HandleState.OPEN)
 
     # --- publishing ----------------------------------------------------------------------
 
@@ -129,6 +142,7 @@ class ShardHandle:
             raise ValueError(f"version = {version!r}: must be an integer")
         if not 0 <= version < MAX_VERSION:
             raise ValueError(f"version = {version}: must be from 0 to {MAX_VERSION - 1}")
+        _check_timeout(timeout)
         with self._in_verb("publish", REGISTERED, TORN):
             region = self._registered()
             region.check_unmoved()
@@ -153,7 +167,7 @@ class ShardHandle:
                 raise
             self._exported = exported
             self._driver.digests.start(self._slot, self._published(), region)
-            self._state = PUBLISHED
+            self._become(PUBLISHED)
 
     def unpublish(self, timeout: float = 30.0) -> None:
         """Take the version back; on return the tensors may change.
@@ -162,17 +176,29 @@ class ShardHandle:
         that decided for this version finds it nowhere else, this waits. Timeout: then it is
         still published.
         """
+        _check_timeout(timeout)
         with self._in_verb("unpublish", PUBLISHED):
             self._unpublish(timeout)
-            self._state = REGISTERED
 
     def _unpublish(self, timeout: float) -> None:
-        self._run(
-            timeout,
-            lambda node, now, number, deadline: node.unpublish(now, number, deadline, self._slot),
-        )
+        """Afterwards REGISTERED; also if it was interrupted when others could not find it any more."""
+        try:
+            self._run(
+                timeout,
+                lambda node, now, number, deadline: node.unpublish(
+                    now, number, deadline, self._slot
+                ),
+            )
+        except BaseException:
+            if not self._driver.ask(lambda _now: self._driver.node.holds(self._slot)):
+                self._unpublished()
+            raise
+        self._unpublished()
+
+    def _unpublished(self) -> None:
         self._holds = None
         self._end_exports(self._driver.config.pull.lease_seconds)
+        self._become(REGISTERED)
 
     # --- replicating ---------------------------------------------------------------------
 
@@ -188,6 +214,7 @@ class ShardHandle:
         VersionUnavailable, IntegrityError, TransferError, GroupBroken, GroupDivergence, Timeout.
         """
         question = Question("replicate", selector_of(version))
+        _check_timeout(timeout)
         with self._in_verb("replicate", REGISTERED, PUBLISHED, TORN):
             started = time.monotonic()
             region = self._registered()
@@ -197,9 +224,12 @@ class ShardHandle:
             if self._holds == answer.publication:
                 self._finish(answer)
                 return self._up_to_date(answer, time.monotonic() - started)
+            self._check_shards(answer)
             left = timeout - (time.monotonic() - started)
             pull = PullRun(self._driver, self._slot, region, answer, max(0.01, left), progress)
             self._pull = pull
+            if self._state is HandleState.CLOSED:
+                pull.cancel()
             try:
                 exported = pull.run(self._give_up_old)
             except BaseException as error:
@@ -208,7 +238,7 @@ class ShardHandle:
             finally:
                 self._pull = None
             self._exported, self._holds = exported, answer.publication
-            self._state = PUBLISHED
+            self._become(PUBLISHED)
             self._finish(answer)
             return pull.report(time.monotonic() - started)
 
@@ -218,17 +248,31 @@ class ShardHandle:
             self._unpublish(timeout)
         else:
             self._end_exports(timeout)
-        self._state = HandleState.REPLICATING
+        self._become(HandleState.REPLICATING)
+
+    def _check_shards(self, answer: Answer) -> None:
+        """A replica that is cut into another number of shards would get only part of the model."""
+        if answer.num_shards != self.num_shards:
+            error = LayoutMismatch(
+                f"{answer.publication} has {answer.num_shards} shards, replica {self.replica!r} "
+                f"has {self.num_shards}: open it with num_shards={answer.num_shards}"
+            )
+            self._give_up(answer, error)
+            raise error
 
     def _pull_failed(self, pull: PullRun, answer: Answer, error: BaseException) -> None:
         if self._state is HandleState.REPLICATING:
-            self._state = TORN
-            # What was verified is served on, until the handle's next verb.
-            self._exported = pull.exported
-        if pull.unavailable and isinstance(error, TensorHubError):
-            reason = f"shard {self.shard}: {error}"[:1000]
-            node = self._driver.node
-            self._driver.ask(lambda now: node.give_up(now, self._slot, answer.call, reason))
+            self._become(TORN)
+        # What was verified is served on, until the handle's next verb.
+        self._exported = pull.exported or self._exported
+        if pull.unavailable:
+            self._give_up(answer, error)
+
+    def _give_up(self, answer: Answer, error: BaseException) -> None:
+        """Asking again would end the same way: end the call for the whole group."""
+        reason = f"shard {self.shard}: {error}"[:1000]
+        node = self._driver.node
+        self._driver.ask(lambda now: node.give_up(now, self._slot, answer.call, reason))
 
     def wait_for(self, newer_than: int, timeout: float = 60.0) -> int:
         """Wait until a version above `newer_than` can be replicated; returns that version.
@@ -237,6 +281,7 @@ class ShardHandle:
         """
         if isinstance(newer_than, bool) or not isinstance(newer_than, int) or newer_than < -1:
             raise ValueError(f"newer_than = {newer_than!r}: must be a version, or -1 for any")
+        _check_timeout(timeout)
         states = (HandleState.OPEN, REGISTERED, PUBLISHED, TORN)
         with self._in_verb("wait_for", *states):
             selector = newer_than_selector(newer_than) if newer_than >= 0 else "latest"
@@ -288,9 +333,14 @@ class ShardHandle:
     # --- the end -------------------------------------------------------------------------
 
     def close(self, timeout: float = 30.0) -> None:
-        """Give the slot back and stop serving; a verb under way ends with StateError."""
-        if self._state is HandleState.CLOSED:
+        """Give the slot back and stop serving; a verb under way in another thread ends first.
+
+        That verb raises StateError. On return the tensors are neither read nor written.
+        """
+        _check_timeout(timeout)
+        if self._driver.foreign or not self._closed.acquire(blocking=False):
             return
+        deadline = time.monotonic() + timeout
         self._state = HandleState.CLOSED
         pull = self._pull
         if pull is not None:
@@ -302,9 +352,18 @@ class ShardHandle:
             )
         except PeerClosed:
             pass  # the peer was closed first, and let go of everything
-        self._end_exports(1.0)
-        self._region = None
-        self._holds = None
+        finally:
+            self._wait_for_verb(deadline)
+            self._end_exports(1.0)
+            self._region = None
+            self._holds = None
+
+    def _wait_for_verb(self, deadline: float) -> None:
+        """Until the verb under way has ended; unless this is its own thread (a signal handler)."""
+        if self._verb_thread == threading.get_ident():
+            return
+        if self._busy.acquire(timeout=max(1.0, deadline - time.monotonic())):
+            self._busy.release()
 
     def __enter__(self) -> ShardHandle:
         return self
@@ -324,7 +383,7 @@ class ShardHandle:
         self._run(
             timeout,
             lambda node, now, number, deadline: node.open(
-                now, number, deadline, self._slot, self.num_shards
+                now, number, deadline, self._slot, self.num_shards, self.spot
             ),
         )
 
@@ -336,19 +395,30 @@ class ShardHandle:
                 "a handle is used by one thread at a time"
             )
         try:
-            self._verb = verb
+            self._verb, self._verb_thread = verb, threading.get_ident()
             if self._state not in states:
-                raise StateError(
-                    f"{verb}() on {self._slot}, which is {self._state.name}: {NEEDS[self._state]}"
-                )
+                raise self._misfit(verb)
             yield
         finally:
+            self._verb_thread = None
             self._busy.release()
+
+    def _misfit(self, verb: str) -> StateError:
+        kind = StateError
+        if self._state is HandleState.CLOSED and not self._driver.running:
+            kind = PeerClosed
+        needs = NEEDS[self._state]
+        if verb == "register":
+            needs = UNREGISTER_FIRST.get(self._state, needs)
+        return kind(f"{verb}() on {self._slot}, which is {self._state.name}: {needs}")
+
+    def _become(self, state: HandleState) -> None:
+        """A handle that was closed meanwhile stays closed."""
+        if self._state is not HandleState.CLOSED:
+            self._state = state
 
     def _run(self, timeout: float, start: Callable[[Any, float, VerbId, float], None]) -> Any:
         """Run a verb of the node and wait for its end, which comes by the deadline."""
-        if not timeout > 0:
-            raise ValueError(f"timeout = {timeout}: must be positive seconds")
         node = self._driver.node
         future = self._driver.verb(
             timeout, lambda now, number, deadline: start(node, now, number, deadline)
@@ -377,6 +447,11 @@ class ShardHandle:
             if self._state is TORN:
                 self._driver.ask(lambda now: node.drop(now, self._slot))
             exported.drain(time.monotonic() + seconds)
+
+
+def _check_timeout(timeout: float) -> None:
+    if not 0 < timeout <= MAX_TIMEOUT:
+        raise ValueError(f"timeout = {timeout}: must be positive seconds, up to {MAX_TIMEOUT:g}")
 
 
 def _in_background(verb: Callable[[], Any]) -> Future[Any]:

@@ -139,7 +139,8 @@ class CallLeader:
 
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
         if isinstance(message, CallAsk):
-            self._asked(now, message)
+            ask = Ask(message.attempt, message.question)
+            self._asked(now, message.sender_shard, message.call, ask)
         elif isinstance(message, CallRecorded) and self.state is LeaderState.RECORDING:
             if message.round == self._round:
                 self._hear(now, message.call, message.sender_shard)
@@ -155,15 +156,14 @@ class CallLeader:
             if self.state is LeaderState.DECIDED:
                 self._end(now, CallVoid, {"reason": message.reason})
 
-    def _asked(self, now: float, message: CallAsk) -> None:
-        shard, ask = message.sender_shard, Ask(message.attempt, message.question)
-        if message.call == self.call + 1:
+    def _asked(self, now: float, shard: int, call: int, ask: Ask) -> None:
+        if call == self.call + 1:
             # Only a member that has finished the call, or knows that it is over, asks the next.
             if self.state in {LeaderState.DECIDED, LeaderState.ENDING}:
                 self._next_asks[shard] = ask
                 self._hear(now, self.call, shard)
             return
-        if message.call != self.call or self.state in {LeaderState.ENDING, LeaderState.OVER}:
+        if call != self.call or self.state in {LeaderState.ENDING, LeaderState.OVER}:
             return
         if ask.attempt < self._asks.get(shard, ask).attempt:
             return
@@ -252,10 +252,7 @@ class CallLeader:
         self._asks, waiting = {}, self._next_asks
         self._next_asks = {}
         for shard, ask in waiting.items():
-            member = self.record.members[shard]
-            head_fields = head(self.record, self.slot, member, self.call)
-            group, generation, to, _, call = head_fields
-            self._asked(now, CallAsk(group, generation, to, shard, call, ask.question, ask.attempt))
+            self._asked(now, shard, self.call, ask)
 
     # --- sending ---
 

@@ -144,9 +144,16 @@ class Node:
         self._settle(now)
 
     def open(
-        self, now: float, number: VerbId, deadline: float, slot: Slot, num_shards: int
+        self,
+        now: float,
+        number: VerbId,
+        deadline: float,
+        slot: Slot,
+        num_shards: int,
+        spot: bool = False,
     ) -> None:
         """Claim a slot. Done(None), SlotTaken, or Timeout; on failure it is closed again."""
+        self._forget_closed()
         if slot in self.shards and not self.shards[slot].closed:
             error = StateError(f"{slot} is open in this peer already: close that handle first")
             self.outbox.emit(Failed(number, error))
@@ -159,10 +166,15 @@ class Node:
             self.liveness,
             self._config.group,
             self._config.pull,
+            spot=spot,
         )
         self.shards[slot] = shard
         shard.open(now, number, deadline)
         self._settle(now)
+
+    def _forget_closed(self) -> None:
+        for slot in [slot for slot, shard in self.shards.items() if shard.is_over]:
+            del self.shards[slot]
 
     def publish(
         self,
@@ -217,8 +229,13 @@ class Node:
         self.shards[slot].unpublish(now, number, deadline)
         self._settle(now)
 
+    def holds(self, slot: Slot) -> bool:
+        """Whether others find a publication at this slot, or soon will."""
+        shard = self.shards.get(slot)
+        return shard is not None and shard.references.held is not None
+
     def drop(self, now: float, slot: Slot) -> None:
-        """A pull failed: hide the slot's references at once."""
+        """What a failed pull left is given up: hide it at once, and serve it no longer."""
         self.shards[slot].drop(now)
         self._settle(now)
 

@@ -10,8 +10,8 @@ Theory of operation.
     ANNOUNCING   the registers are on their way to W owners
     HELD         as PARTIAL (pulling) or READY: others find it
     MARKING      step 1 of unpublishing: "withdrawing" to W owners, who refuse later marks
-    KEEPING      step 2: whole and pinned, and no other whole holder of this shard is
-                 reachable: wait until a reader has it all, or the pin ends
+    KEEPING      step 2: whole and pinned by another group, and no other whole holder of
+                 this shard is reachable: wait until a reader has it all, or the pin ends
     HIDING       step 4: hidden at W owners; from here on no digest is taken
     (draining, step 5, is the server's)
 
@@ -21,21 +21,22 @@ not. What was never whole is aborted: it goes from MARKING to HIDING with no wai
 HIDING the withdrawal can be taken back (`restore`): the caller's deadline passed.
 
 When the group's next generation is formed, a publication that is whole is re-issued
-under its id with the new generation; one that is not is aborted (`Aborted`).
+under its id with the new generation; one that is not is aborted (`Aborted`). Whether it
+is, the owners decide: all shards ask for the mark, and one that aborted makes it refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.identity import Generation, PeerId, Publication, Slot
+from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.machine import Event, Outbox
 from tensorhub_p2p.protocol.messages import (
     HolderRecord,
-    Key,
     Phase,
     Pin,
     VersionRecord,
@@ -51,7 +52,7 @@ from tensorhub_p2p.protocol.records import (
     values,
     versions_key,
 )
-from tensorhub_p2p.protocol.selection import holdings
+from tensorhub_p2p.protocol.selection import Holding, holdings
 
 
 class RefState(Enum):
@@ -81,8 +82,9 @@ class Conflicts(Event):
 
 
 class Hidden(Event):
-    def __init__(self, publication: Publication) -> None:
+    def __init__(self, publication: Publication, was_whole: bool) -> None:
         self.publication = publication
+        self.was_whole = was_whole
 
 
 class Whole(Event):
@@ -115,7 +117,14 @@ class References:
     """The slot's references."""
 
     def __init__(
-        self, me: PeerId, slot: Slot, records: Records, liveness: Liveness, config: GroupConfig
+        self,
+        me: PeerId,
+        slot: Slot,
+        records: Records,
+        liveness: Liveness,
+        config: GroupConfig,
+        *,
+        spot: bool = False,
     ) -> None:
         self.me = me
         self.slot = slot
@@ -125,58 +134,68 @@ class References:
         self.outbox = Outbox()
         self.keeper_needed_by: tuple[str, ...] = ()
         """While KEEPING: the groups whose pins hold the withdrawal back."""
-        self._round = 0
         self._watch: int | None = None
         self._retry_at: float | None = None
         self._records = records
         self._liveness = liveness
         self._config = config
+        self._spot = spot
+        self._versions_key = versions_key(slot.group.model)
+        self._inquiry = Inquiry(records, self._versions_key, self._on_registers)
+        self._doing: Callable[[float, Holding | None], None] = self._after_announcing
+        """What the versions key is being read for."""
 
     # --- holding ---
 
     def publish(self, now: float, held: Held) -> None:
         """Announce an own publication: `Announced` or `Conflicts` follows."""
+        self._end_wait(now)
         self.held = held
         self.state = RefState.ANNOUNCING
 
         def then(now: float, refused: Refused | None) -> None:
-            if refused is None:
-                self.state = RefState.HELD
-                self.outbox.emit(Announced(held.publication, held.phase))
-                self._look_whole(now)
+            if refused is not None:
+                self._refused(now, held.publication, refused)
                 return
-            because = refused.because.value if refused.because else None
-            existing = getattr(because, "publication", None)
-            self._write(now, Phase.HIDDEN, lambda _now, _refused: None)
-            self._forget()
-            self.outbox.emit(Conflicts(held.publication, existing, refused.reason))
+            self.state = RefState.HELD
+            self.outbox.emit(Announced(held.publication, held.phase))
+            # The shard that is ready last sees all of them, and marks the version whole.
+            self._doing = self._after_announcing
+            self._inquiry.look_anew(now)
 
         self._write(now, held.phase, then)
 
-    def _look_whole(self, now: float) -> None:
-        """The shard that is ready last sees all of them, and marks the version whole."""
+    def _refused(self, now: float, publication: Publication, refused: Refused) -> None:
+        because = refused.because.value if refused.because else None
+        existing = getattr(because, "publication", None)
+        self.drop(now)
+        self.outbox.emit(Conflicts(publication, existing, refused.reason))
 
-        def then(now: float, registers: Registers) -> None:
-            held = self.held
-            if held is None or self.state is not RefState.HELD:
-                return
-            found = holdings(registers, self._liveness.is_gone).get(held.publication)
-            if found is not None and found.marked:
-                self._is_whole()
-            elif found is not None and found.whole:
-                mark = WholeMark(held.publication, held.num_shards)
-                self._records.mark(now, self._versions_key(), mark, marked)
+    def _after_announcing(self, now: float, found: Holding | None) -> None:
+        if found is not None and found.marked:
+            self._is_whole()
+        elif found is not None and found.whole:
+            self._mark(now, self._marked_after_announcing)
 
-        def marked(now: float, refused: Refused | None) -> None:
-            if refused is None and self.state is RefState.HELD:
-                self._is_whole()
+    def _marked_after_announcing(self, now: float, marked: bool) -> None:
+        if marked:
+            self._is_whole()
 
-        self._round += 1
-        self._read(now, then)
+    def _mark(self, now: float, then: Callable[[float, bool], None]) -> None:
+        """Mark it whole, which the owners refuse if one of its shards was withdrawn."""
+        held = self.held
+        assert held is not None
+
+        def written(now: float, refused: Refused | None) -> None:
+            if self.held is held and self.state is RefState.HELD:
+                then(now, refused is None)
+
+        mark = WholeMark(held.publication, held.num_shards)
+        self._records.mark(now, self._versions_key, mark, written)
 
     def _is_whole(self) -> None:
-        if self.held is not None:
-            self.held = _as_whole(self.held)
+        if self.held is not None and not self.held.was_whole:
+            self.held = replace(self.held, was_whole=True)
             self.outbox.emit(Whole(self.slot.group.model, self.held.publication))
 
     def hold(self, now: float, held: Held) -> None:
@@ -194,72 +213,77 @@ class References:
     def reissue(self, now: float, generation: Generation) -> None:
         """A new generation was formed: keep what is whole, abort what is not."""
         self.generation = generation
+        if self.held is None:
+            return
+        if self.state is RefState.ANNOUNCING and not self.held.was_whole:
+            self._abort(now)
+        elif self.state is RefState.HELD and self.held.was_whole:
+            self._rewrite(now)
+        elif self.state is RefState.HELD:
+            self._doing = self._after_new_generation
+            self._inquiry.look_anew(now)
+
+    def _after_new_generation(self, now: float, found: Holding | None) -> None:
+        if found is not None and found.whole and not found.marked:
+            self._mark(now, self._keep_or_abort)
+        else:
+            self._keep_or_abort(now, found is not None and found.marked)
+
+    def _keep_or_abort(self, now: float, whole: bool) -> None:
+        if whole:
+            self._is_whole()
+            self._rewrite(now)
+        else:
+            self._abort(now)
+
+    def _abort(self, now: float) -> None:
         held = self.held
-        if held is None or self.state is not RefState.HELD:
-            return
-        if held.was_whole:
-            self._write(now, held.phase, lambda _now, _refused: None)
-            return
-
-        def then(now: float, registers: Registers) -> None:
-            if self.held is not held or self.state is not RefState.HELD:
-                return
-            found = holdings(registers, self._liveness.is_gone).get(held.publication)
-            if found is not None and found.marked:
-                self.held = _as_whole(held)
-                self._write(now, held.phase, lambda _now, _refused: None)
-            else:
-                self._write(now, Phase.HIDDEN, lambda _now, _refused: None)
-                self._forget()
-                self.outbox.emit(Aborted(held.publication))
-
-        self._round += 1
-        self._read(now, then)
+        assert held is not None
+        self.drop(now)
+        self.outbox.emit(Aborted(held.publication))
 
     # --- withdrawing ---
 
     def withdraw(self, now: float) -> None:
         """Unpublish, steps 1 to 4: `Hidden` follows, unless `restore` comes first."""
         assert self.held is not None
+        self._end_wait(now)
         self.state = RefState.MARKING
         self._write(now, Phase.WITHDRAWING, self._on_marked)
 
     def _on_marked(self, now: float, refused: Refused | None) -> None:
-        if self.state is RefState.MARKING:
-            self.state = RefState.KEEPING
-            self._watch = self._records.watch(now, self._versions_key(), self._look_for_keeper)
-            self._look_for_keeper(now)
+        self.state = RefState.KEEPING
+        self._watch = self._records.watch(now, self._versions_key, self._look_for_keeper)
+        self._doing = self._after_withdrawing
+        self._retry_at = now + 4 * self._config.retry_interval
+        self._inquiry.look_anew(now)
 
     def _look_for_keeper(self, now: float) -> None:
         if self.state is RefState.KEEPING:
             self._retry_at = now + 4 * self._config.retry_interval
-            self._round += 1
-            self._read(now, self._on_keepers)
+            self._inquiry.look(now)
 
-    def _on_keepers(self, now: float, registers: Registers) -> None:
+    def _after_withdrawing(self, now: float, found: Holding | None) -> None:
+        if found is not None and found.whole:
+            self._is_whole()
         held = self.held
         if self.state is not RefState.KEEPING or held is None:
             return
-        found = holdings(registers, self._liveness.is_gone).get(held.publication)
-        whole = held.was_whole or (found is not None and found.whole)
-        if whole and not held.was_whole:
-            held = self.held = _as_whole(held)
-        keepers = found.ready.get(self.slot.shard, set()) if found is not None else set()
-        self.keeper_needed_by = tuple(
-            str(pin.group)
-            for register, pin in values(registers, Pin)
-            if pin.publication == held.publication and not self._liveness.is_gone(register.writer)
-        )
-        if not whole or not self.keeper_needed_by or keepers - {self.me}:
-            self._end_wait(now)
-            self.state = RefState.HIDING
-            self._write(now, Phase.HIDDEN, self._on_hidden)
+        # Our own record says "withdrawing", and counts no more.
+        kept = found is not None and bool(found.ready.get(self.slot.shard))
+        if not held.was_whole or kept or not self.keeper_needed_by:
+            self._hide(now)
 
-    def _on_hidden(self, now: float, refused: Refused | None) -> None:
-        if self.state is RefState.HIDING and self.held is not None:
-            publication = self.held.publication
-            self._forget()
-            self.outbox.emit(Hidden(publication))
+    def _hide(self, now: float) -> None:
+        self._end_wait(now)
+        self.state = RefState.HIDING
+        self._write(now, Phase.HIDDEN, lambda now, _refused: self._on_hidden(now))
+
+    def _on_hidden(self, now: float) -> None:
+        assert self.held is not None
+        held = self.held
+        self._forget()
+        self.outbox.emit(Hidden(held.publication, held.was_whole))
 
     def restore(self, now: float) -> bool:
         """Take a withdrawal back; False if it is too late (step 4 has begun)."""
@@ -267,8 +291,13 @@ class References:
             return False
         self._end_wait(now)
         self.state = RefState.HELD
-        self._write(now, self.held.phase, lambda _now, _refused: None)
+        self._rewrite(now)
         return True
+
+    def hide_unconfirmed(self, now: float) -> None:
+        """The owners don't answer: count it as hidden. They go on being told."""
+        if self.state is RefState.HIDING:
+            self._on_hidden(now)
 
     def drop(self, now: float) -> None:
         """Give the references up at once, with no step in between (a torn pull, a close)."""
@@ -285,27 +314,38 @@ class References:
 
     def _end_wait(self, now: float) -> None:
         self._retry_at = None
-        self._round += 1
+        self._inquiry.stop()
+        self.keeper_needed_by = ()
         if self._watch is not None:
             self._records.unwatch(now, self._watch)
             self._watch = None
 
-    def _versions_key(self) -> Key:
-        return versions_key(self.slot.group.model)
+    def _on_registers(self, now: float, registers: Registers) -> None:
+        held = self.held
+        if held is None:
+            return
+        self.keeper_needed_by = tuple(
+            str(pin.group)
+            for register, pin in values(registers, Pin)
+            if pin.publication == held.publication
+            and pin.group != self.slot.group
+            and not self._liveness.is_gone(register.writer)
+        )
+        found = holdings(registers, self._liveness.is_gone)
+        self._doing(now, found.get(held.publication))
 
-    def _read(self, now: float, then: Callable[[float, Registers], None]) -> None:
-        this_round = self._round
-
-        def guarded(now: float, registers: Registers) -> None:
-            if self._round == this_round:
-                then(now, registers)
-
-        self._records.read(now, self._versions_key(), guarded)
+    def _rewrite(self, now: float) -> None:
+        """What is held, as it is held, by the generation that there is now."""
+        assert self.held is not None
+        self._write(now, self.held.phase, lambda _now, _refused: None)
 
     def _write(
         self, now: float, phase: Phase, then: Callable[[float, Refused | None], None]
     ) -> None:
-        """Both registers; `then` is called once, when both are written or one was refused."""
+        """Both registers; `then` is called once, when both are written or one was refused.
+
+        A later write replaces this one: then nobody is told how it ended.
+        """
         held = self.held
         assert held is not None
         pending = 2
@@ -320,9 +360,11 @@ class References:
         version = VersionRecord(
             self.slot, held.num_shards, held.publication, phase, self.generation, held.was_whole
         )
-        holder = HolderRecord(self.slot, held.publication, phase, held.was_whole, held.num_bytes)
+        holder = HolderRecord(
+            self.slot, held.publication, phase, held.was_whole, held.num_bytes, spot=self._spot
+        )
         name, counter = slot_name(self.slot), self.generation.counter
-        self._records.write(now, self._versions_key(), name, counter, version, written)
+        self._records.write(now, self._versions_key, name, counter, version, written)
         key = holders_key(self.slot.group.model, self.slot.shard)
         self._records.write(now, key, name, counter, holder, written)
 
@@ -342,7 +384,3 @@ class References:
                 f"and nobody else has shard {self.slot.shard} yet"
             )
         return self.state.value
-
-
-def _as_whole(held: Held) -> Held:
-    return Held(held.publication, held.num_shards, held.num_bytes, held.phase, was_whole=True)

@@ -6,7 +6,8 @@ registers is selection.py's.
 
 Theory of operation.
 
-    READING   read the versions key; nothing there that answers: wait for the key to change
+    READING   read the versions key; nothing there that answers: wait for the key to change,
+              or for a holder to die, and read again
     MARKING   the answer is whole but not marked so: write the mark to W owners first (G3)
     PINNING   write the pin to W owners; they refuse it for what was withdrawn meanwhile
     PINNED    answered; the pin stays until `stop`
@@ -21,6 +22,7 @@ from enum import Enum
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.identity import Generation, Slot
+from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.messages import Decision, Pin, Question, WholeMark
 from tensorhub_p2p.protocol.records import (
     Liveness,
@@ -31,6 +33,7 @@ from tensorhub_p2p.protocol.records import (
     versions_key,
 )
 from tensorhub_p2p.protocol.selection import (
+    NO_FLOOR,
     Floor,
     Holding,
     decision_of,
@@ -62,17 +65,18 @@ class DirectoryResolver:
         """Of the group whose calls are resolved; set by whoever composes this."""
         self._question: Question | None = None
         self._call = 0
-        self._floor: Floor = (-1, -1)
+        self._floor = NO_FLOOR
         self._then: Callable[[float, Decision], None] | None = None
         self._pinned = False
         self._watch: int | None = None
         self._retry_at: float | None = None
         self._round = 0
-        """Answers to requests of an earlier round mean nothing any more."""
+        """A mark written in an earlier round means nothing any more."""
         self._records = records
         self._liveness = liveness
         self._config = config
         self._key = versions_key(slot.group.model)
+        self._inquiry = Inquiry(records, self._key, self._on_registers)
 
     def resolve(
         self,
@@ -85,12 +89,15 @@ class DirectoryResolver:
         self._question, self._call, self._floor, self._then = question, call, floor, then
         if self._watch is None:
             self._watch = self._records.watch(now, self._key, self._changed)
-        self._read(now)
+        self._enter_reading(now + 4 * self._config.retry_interval)
+        # Fresh: what was read before this call began does not answer it (G5).
+        self._inquiry.look_anew(now)
 
     def stop(self, now: float) -> None:
         self.state = ResolverState.IDLE
         self._round += 1
         self._retry_at = None
+        self._inquiry.stop()
         if self._watch is not None:
             self._records.unwatch(now, self._watch)
             self._watch = None
@@ -103,19 +110,17 @@ class DirectoryResolver:
             self._read(now)
 
     def _read(self, now: float) -> None:
+        self._enter_reading(now + 4 * self._config.retry_interval)
+        self._inquiry.look(now)
+
+    def _enter_reading(self, retry_at: float) -> None:
         self.state = ResolverState.READING
         self._round += 1
-        self._retry_at = now + 4 * self._config.retry_interval
-        this_round = self._round
-
-        def then(now: float, registers: Registers) -> None:
-            if self._round == this_round:
-                self._on_registers(now, registers)
-
-        self._records.read(now, self._key, then)
+        self._retry_at = retry_at
 
     def _on_registers(self, now: float, registers: Registers) -> None:
-        assert self._question is not None
+        if self.state is not ResolverState.READING or self._question is None:
+            return
         found = holdings(registers, self._liveness.is_gone)
         self.exists = describe(found)
         answer = select(self._question, found, self._floor)
@@ -145,10 +150,9 @@ class DirectoryResolver:
     def _pin(self, now: float, answer: Holding) -> None:
         self.state = ResolverState.PINNING
         self._pinned = True
-        this_round = self._round
 
         def then(now: float, refused: Refused | None) -> None:
-            if self._round != this_round:
+            if self.state is not ResolverState.PINNING:
                 return
             if refused is None:
                 self.state = ResolverState.PINNED
@@ -162,9 +166,7 @@ class DirectoryResolver:
 
     def _again(self, now: float) -> None:
         """The owners refused: look again, but not in a tight loop."""
-        self.state = ResolverState.READING
-        self._round += 1
-        self._retry_at = now + self._config.retry_interval
+        self._enter_reading(now + self._config.retry_interval)
 
     def _write_pin(
         self, now: float, pin: Pin | None, then: Callable[[float, Refused | None], None]

@@ -116,6 +116,8 @@ class ShardNode:
         liveness: Liveness,
         group: GroupConfig,
         pull: PullConfig,
+        *,
+        spot: bool = False,
     ) -> None:
         self.me = me
         self.slot = slot
@@ -126,7 +128,7 @@ class ShardNode:
         self.calls = CallMember(slot, group)
         self.leader: CallLeader | None = None
         self.resolver = DirectoryResolver(slot, records, liveness, group)
-        self.references = References(me, slot, records, liveness, group)
+        self.references = References(me, slot, records, liveness, group, spot=spot)
         self.server: ShardServer | None = None
         self.closed = False
         self._verb: Verb | None = None
@@ -230,8 +232,10 @@ class ShardNode:
             self.references.withdraw(now)
 
     def drop(self, now: float) -> None:
-        """A pull failed: the references go at once, verified chunks are served on."""
+        """What a failed pull left is given up: its references go at once, and its readers."""
         self.references.drop(now)
+        self._stop_serving(now, "its pull failed")
+        self.server = None
 
     def close(self, now: float, number: VerbId, deadline: float) -> None:
         """Give everything back. Done(None) once readers were let go, or at the deadline."""
@@ -251,13 +255,18 @@ class ShardNode:
 
     def interrupt(self, now: float) -> None:
         """End the verb under way as if its deadline had come."""
-        if self._verb is not None:
+        verb = self._verb
+        if verb is not None:
             self._expire(now)
+            if self._verb is verb:  # an unpublish past its point of no return: it goes on alone
+                self._fail(Timeout(f"{verb.what} was interrupted"))
 
     # --- how a verb runs ---
 
     def _begin(self, now: float, verb: Verb) -> None:
         assert self._verb is None, f"{self._verb} is under way"
+        if self.closed and verb.name != "close":
+            raise StateError(f"{self.slot}: the handle was closed")
         self._verb = verb
 
     def _in_group(self, now: float, verb: Verb) -> None:
@@ -286,7 +295,13 @@ class ShardNode:
     def _fail(self, error: TensorHubError) -> None:
         if self._verb is not None:
             verb, self._verb = self._verb, None
+            self.closed = self.closed or verb.name == "open"
             self.outbox.emit(Failed(verb.number, error))
+
+    @property
+    def is_over(self) -> bool:
+        """It is closed, and nothing of it goes on."""
+        return self.closed and self._verb is None and self.server is None
 
     def _waits(self, name: str) -> bool:
         return self._verb is not None and self._verb.name == name

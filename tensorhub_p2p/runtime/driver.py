@@ -37,6 +37,7 @@ from tensorhub_p2p.protocol.verbs import (
 from tensorhub_p2p.runtime.addresses import parse
 from tensorhub_p2p.runtime.control import ControlThread
 from tensorhub_p2p.runtime.digests import Batch, PublishedDigests
+from tensorhub_p2p.runtime.forkguard import ForkGuard
 from tensorhub_p2p.runtime.links import Links
 from tensorhub_p2p.runtime.monitor import Fact, LinkFact
 from tensorhub_p2p.runtime.verbs import RunningVerbs, Start
@@ -118,6 +119,7 @@ class Driver:
         """Digests that pulls learn, to be served on."""
         self.verified = Batch(self.control.post, self.node.verified)
         """Chunks that pulls verified, to be served on."""
+        self._guard = ForkGuard("this peer", (self.transports,))
         self.control.start()
 
     def _make_transports(
@@ -146,6 +148,22 @@ class Driver:
             silence=self.config.pull.source_timeout,
         )
 
+    # --- whose it is ---------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Not closed, and this process's own."""
+        return self.control.running and not self.foreign
+
+    @property
+    def foreign(self) -> bool:
+        """This is a forked child of the process that started the peer."""
+        return self._guard.foreign
+
+    def check_process(self) -> None:
+        """Raises PeerClosed in a forked child."""
+        self._guard.check()
+
     # --- verbs and questions -------------------------------------------------------------
 
     def verb(self, timeout: float, start: Start) -> Future[Any]:
@@ -160,7 +178,13 @@ class Driver:
 
     def send(self, to: PeerId, message: Message) -> None:
         """A message of a pull; from any thread."""
-        self.control.post(lambda _now: self.links.send(to, message))
+        self.control.post(lambda now: self._send(now, to, message))
+
+    def _send(self, now: float, to: PeerId, message: Message) -> None:
+        if to == self.peer_id:
+            self.node.receive(now, to, message)
+        else:
+            self.links.send(to, message)
 
     def locality(self, peer: PeerId) -> int:
         """How far a peer is: 0 same host, 1 same rack, 2 same zone, 3 farther or unknown."""
@@ -254,6 +278,8 @@ class Driver:
 
     def close(self, timeout: float) -> None:
         """End everything. Handles are closed, and `leave` was said, before."""
+        if self.foreign:
+            return
         for inbox in list(self._pulls.values()):
             inbox.put(None)
         self.control.stop(timeout)

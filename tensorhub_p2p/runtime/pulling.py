@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from tensorhub_p2p.errors import IntegrityError, VersionUnavailable
+from tensorhub_p2p.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Slot
 from tensorhub_p2p.protocol.layout import Layout
@@ -34,6 +34,8 @@ from tensorhub_p2p.transfer.engine import Hooks, PullOutcome, ShardPull, SourceO
 from tensorhub_p2p.transfer.memory import Region
 
 LOCALITIES = ("host", "rack", "zone", "far")
+NOBODY_CAN = (VersionUnavailable, IntegrityError, LayoutMismatch)
+"""Ends that the next try would meet again, in every shard or in this one."""
 
 
 class PullRun(Hooks):
@@ -51,7 +53,7 @@ class PullRun(Hooks):
         self.exported: Exported | None = None
         """What others may read of the memory; None until bytes may change."""
         self.unavailable = False
-        """It failed because nobody can have the publication, not because of this peer."""
+        """It failed for a reason that does not pass: asking for it again is of no use."""
         self._driver = driver
         self._slot = slot
         self._answer = answer
@@ -84,23 +86,24 @@ class PullRun(Hooks):
         `give_up_old(timeout)` is called at most once, before the first byte changes.
         """
         self._give_up_old = give_up_old
-        driver, answer = self._driver, self._answer
+        driver, publication = self._driver, self._answer.publication
         model, shard = self._slot.group.model, self._slot.shard
         follow = driver.follow(
-            self._inbox,
-            lambda now: driver.node.follow(now, model, shard, answer.publication),
+            self._inbox, lambda now: driver.node.follow(now, model, shard, publication)
         )
         try:
             self._pull.run()
-        except (VersionUnavailable, IntegrityError):
-            self.unavailable = True
+        except BaseException as error:
+            self.unavailable = isinstance(error, NOBODY_CAN)
+            self._end_announcement()
             raise
         finally:
-            driver.unfollow(follow)
             driver.close_inbox(self._name)
-            self._settle_announcement()
             if self._progress is not None:
                 self._progress.close()
+            if driver.running:
+                driver.unfollow(follow)
+        self._settle_announcement()
         return self._finish()
 
     def cancel(self) -> None:
@@ -149,9 +152,16 @@ class PullRun(Hooks):
 
     def _settle_announcement(self) -> None:
         """The first announcement ran beside the pull; a handle has one verb at a time."""
-        if self._announced is not None:
-            announced, self._announced = self._announced, None
+        announced, self._announced = self._announced, None
+        if announced is not None:
             announced.exception()
+
+    def _end_announcement(self) -> None:
+        """The same without waiting for it: the pull failed."""
+        node = self._driver.node
+        if self._announced is not None and not self._announced.done() and self._driver.running:
+            self._driver.control.post(lambda now: node.interrupt(now, self._slot))
+            self._settle_announcement()
 
     def _finish(self) -> Exported:
         started = time.monotonic()
