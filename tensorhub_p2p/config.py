@@ -127,6 +127,8 @@ class GroupConfig(Checked):
     """Seconds until an unanswered member is asked again."""
     recall_seconds: float = 1.0
     """Seconds for which a call that a death interrupted is looked for among the survivors."""
+    look_interval: float = 2.0
+    """Seconds between two looks, of a member that waits in a call, at its group's key."""
     election_backoff: float = 0.5
     """Seconds per shard number that claimants other than the lowest wait before they stand."""
 

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from tensorhub_p2p.errors import LayoutMismatch, PeerClosed, StateError
+from tensorhub_p2p.options import check_timeout, checked_integer
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.protocol.messages import Question
 from tensorhub_p2p.protocol.selection import newer_than as newer_than_selector
@@ -34,9 +35,8 @@ from tensorhub_p2p.runtime.exported import Exported
 from tensorhub_p2p.runtime.pulling import PullRun
 from tensorhub_p2p.transfer.memory import Region
 
-MAX_VERSION = 2**62
-MAX_TIMEOUT = 1e8
-"""Seconds (three years): every wait has a deadline, and the system's clocks have a range."""
+MAX_VERSION = 10**18 - 1
+"""Selectors are texts of up to 18 digits."""
 NEEDS = {
     HandleState.OPEN: "register() the tensors first",
     HandleState.REGISTERED: "publish() or replicate() first",
@@ -138,11 +138,8 @@ class ShardHandle:
         new epoch, in which versions may start lower again. Raises VersionConflict if a
         higher version exists, GroupBroken, SlotTaken, Timeout.
         """
-        if type(version) is not int:
-            raise ValueError(f"version = {version!r}: must be an integer")
-        if not 0 <= version < MAX_VERSION:
-            raise ValueError(f"version = {version}: must be from 0 to {MAX_VERSION - 1}")
-        _check_timeout(timeout)
+        version = checked_integer("version", version, 0, MAX_VERSION)
+        check_timeout(timeout)
         with self._in_verb("publish", REGISTERED, TORN):
             region = self._registered()
             region.check_unmoved()
@@ -176,12 +173,12 @@ class ShardHandle:
         that decided for this version finds it nowhere else, this waits. Timeout: then it is
         still published.
         """
-        _check_timeout(timeout)
+        check_timeout(timeout)
         with self._in_verb("unpublish", PUBLISHED):
             self._unpublish(timeout)
 
     def _unpublish(self, timeout: float) -> None:
-        """Afterwards REGISTERED; also if it was interrupted when others could not find it any more."""
+        """Afterwards REGISTERED; also if it was interrupted after the references were hidden."""
         try:
             self._run(
                 timeout,
@@ -213,8 +210,10 @@ class ShardHandle:
         same call gets the same publication. Raises LayoutMismatch (no byte was written),
         VersionUnavailable, IntegrityError, TransferError, GroupBroken, GroupDivergence, Timeout.
         """
+        if not isinstance(version, str):
+            version = checked_integer("version", version, 0, MAX_VERSION)
         question = Question("replicate", selector_of(version))
-        _check_timeout(timeout)
+        check_timeout(timeout)
         with self._in_verb("replicate", REGISTERED, PUBLISHED, TORN):
             started = time.monotonic()
             region = self._registered()
@@ -277,11 +276,11 @@ class ShardHandle:
     def wait_for(self, newer_than: int, timeout: float = 60.0) -> int:
         """Wait until a version above `newer_than` can be replicated; returns that version.
 
-        A group call, as `replicate` is: all shards of the replica get the same answer.
+        -1 stands for any version. A group call, as `replicate` is: all shards of the replica
+        get the same answer.
         """
-        if isinstance(newer_than, bool) or not isinstance(newer_than, int) or newer_than < -1:
-            raise ValueError(f"newer_than = {newer_than!r}: must be a version, or -1 for any")
-        _check_timeout(timeout)
+        newer_than = checked_integer("newer_than", newer_than, -1, MAX_VERSION)
+        check_timeout(timeout)
         states = (HandleState.OPEN, REGISTERED, PUBLISHED, TORN)
         with self._in_verb("wait_for", *states):
             selector = newer_than_selector(newer_than) if newer_than >= 0 else "latest"
@@ -337,7 +336,7 @@ class ShardHandle:
 
         That verb raises StateError. On return the tensors are neither read nor written.
         """
-        _check_timeout(timeout)
+        check_timeout(timeout)
         if self._driver.foreign or not self._closed.acquire(blocking=False):
             return
         deadline = time.monotonic() + timeout
@@ -404,13 +403,12 @@ class ShardHandle:
             self._busy.release()
 
     def _misfit(self, verb: str) -> StateError:
-        kind = StateError
         if self._state is HandleState.CLOSED and not self._driver.running:
-            kind = PeerClosed
+            return PeerClosed(f"{verb}() on {self._slot}: its peer is closed, start a new Peer")
         needs = NEEDS[self._state]
         if verb == "register":
             needs = UNREGISTER_FIRST.get(self._state, needs)
-        return kind(f"{verb}() on {self._slot}, which is {self._state.name}: {needs}")
+        return StateError(f"{verb}() on {self._slot}, which is {self._state.name}: {needs}")
 
     def _become(self, state: HandleState) -> None:
         """A handle that was closed meanwhile stays closed."""
@@ -423,13 +421,7 @@ class ShardHandle:
         future = self._driver.verb(
             timeout, lambda now, number, deadline: start(node, now, number, deadline)
         )
-        try:
-            return future.result()
-        except BaseException:
-            if not future.done():
-                # Interrupted (Ctrl-C): the verb must not live on behind the caller's back.
-                self._driver.control.post(lambda now: node.interrupt(now, self._slot))
-            raise
+        return self._driver.result(self._slot, future)
 
     def _registered(self) -> Region:
         assert self._region is not None
@@ -447,11 +439,6 @@ class ShardHandle:
             if self._state is TORN:
                 self._driver.ask(lambda now: node.drop(now, self._slot))
             exported.drain(time.monotonic() + seconds)
-
-
-def _check_timeout(timeout: float) -> None:
-    if not 0 < timeout <= MAX_TIMEOUT:
-        raise ValueError(f"timeout = {timeout}: must be positive seconds, up to {MAX_TIMEOUT:g}")
 
 
 def _in_background(verb: Callable[[], Any]) -> Future[Any]:

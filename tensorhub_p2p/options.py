@@ -6,16 +6,19 @@ Everything is checked here, before a socket opens.
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import SupportsIndex, TypeVar
 
 from tensorhub_p2p.config import ConfigError
 from tensorhub_p2p.runtime.driver import TRANSPORTS
 
 T = TypeVar("T")
+MAX_TIMEOUT = 1e8
+"""Seconds (three years): every wait has a deadline, and the system's clocks have a range."""
 MAX_NAME = 200
 """Characters of a cluster, zone, model or replica name."""
 
@@ -51,11 +54,27 @@ def _truth(text: str) -> bool:
     raise ConfigError(f"{text!r} is neither true nor false")
 
 
-def checked_name(what: str, name: str) -> str:
+def checked_name(what: str, name: object) -> str:
     """A name that travels in messages: 1 to 200 printable characters."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise ConfigError(f"{what} = {name!r}: must be 1 to {MAX_NAME} printable characters")
     return name
+
+
+def checked_integer(what: str, value: object, lowest: int, highest: int) -> int:
+    """An int, or what stands for one (numpy's, a tensor's), within bounds. Raises ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise ConfigError(f"{what} = {value!r}: must be an integer")
+    number = operator.index(value)
+    if not lowest <= number <= highest:
+        raise ConfigError(f"{what} = {number}: must be from {lowest} to {highest}")
+    return number
+
+
+def check_timeout(timeout: object, what: str = "timeout") -> None:
+    """Raises ConfigError, which is a ValueError, unless it is a time that can be waited."""
+    if not isinstance(timeout, (int, float)) or not 0 < timeout <= MAX_TIMEOUT:
+        raise ConfigError(f"{what} = {timeout!r}: must be positive seconds, up to {MAX_TIMEOUT:g}")
 
 
 def resolve_options(
@@ -112,6 +131,5 @@ def resolve_options(
         raise ConfigError(
             f"transports = {list(options.transports)}: choose from {', '.join(TRANSPORTS)}"
         )
-    if not options.join_timeout > 0:
-        raise ConfigError(f"join_timeout = {options.join_timeout}: must be positive seconds")
+    check_timeout(options.join_timeout, "join_timeout")
     return options

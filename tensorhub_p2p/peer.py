@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
 import threading
@@ -14,17 +15,24 @@ from typing import Any
 from tensorhub_p2p.config import Config
 from tensorhub_p2p.errors import AuthenticationError, JoinError, StateError
 from tensorhub_p2p.handle import ShardHandle
-from tensorhub_p2p.options import PeerOptions, checked_name, resolve_options
+from tensorhub_p2p.options import (
+    PeerOptions,
+    check_timeout,
+    checked_integer,
+    checked_name,
+    resolve_options,
+)
 from tensorhub_p2p.protocol.identity import Group, Slot
 from tensorhub_p2p.protocol.members import GONE, MemberView
 from tensorhub_p2p.protocol.verbs import VersionSummary
-from tensorhub_p2p.results import Member, Pull, VersionInfo
+from tensorhub_p2p.results import HandleState, Member, Pull, VersionInfo
 from tensorhub_p2p.runtime.driver import Driver
 
 _logger = logging.getLogger("tensorhub_p2p")
 
 HANDSHAKES_REFUSED = 3
 """Refusals in a row by a reachable seed until it counts as another secret's."""
+MAX_SHARDS = 65_536
 OWN_SEED_GRACE = 1.0
 """Seconds for which a peer that is a seed itself looks for the other seeds before it starts."""
 
@@ -156,6 +164,7 @@ class Peer:
     def versions(self, model: str, timeout: float = 10.0) -> list[VersionInfo]:
         """Which versions of a model somebody holds, newest first. Raises Timeout."""
         node = self._driver.node
+        check_timeout(timeout)
         future = self._driver.verb(
             timeout, lambda now, number, deadline: node.versions(now, number, deadline, model)
         )
@@ -188,22 +197,28 @@ class Peer:
         """
         if retain is not None:
             raise StateError("retain: retention is not built yet, leave it out")
-        if not (isinstance(num_shards, int) and num_shards > 0):
-            raise ValueError(f"num_shards = {num_shards}: must be a positive integer")
-        if not (isinstance(shard, int) and 0 <= shard < num_shards):
-            raise ValueError(f"shard = {shard}: must be from 0 to {num_shards - 1}")
+        num_shards = checked_integer("num_shards", num_shards, 1, MAX_SHARDS)
+        shard = checked_integer("shard", shard, 0, num_shards - 1)
+        check_timeout(timeout)
         checked_name("model", model)
         name = checked_name("replica", replica or f"{self.options.name}-{secrets.token_hex(4)}")
         slot = Slot(Group(model, name), shard)
         handle = ShardHandle(self._driver, slot, num_shards, spot=spot)
         handle._claim(timeout)
+        self._handles = [kept for kept in self._handles if kept.state is not HandleState.CLOSED]
         self._handles.append(handle)
         return handle
 
     # --- the end -------------------------------------------------------------------------
 
     def close(self, timeout: float = 30.0) -> None:
-        """Close all handles, leave the cluster and free everything; again: nothing happens."""
+        """Close all handles, leave the cluster and free everything; again: nothing happens.
+
+        Waits of other threads end with an error. A forked child's `close` does nothing.
+        """
+        check_timeout(timeout)
+        if self._driver.foreign:
+            return
         with self._closing:
             if self._closed:
                 return
@@ -280,15 +295,31 @@ def explain(pull: Pull) -> str:
 
 
 def close_on_sigterm(peer: Peer) -> None:
-    """Have SIGTERM close this peer, then do what it did before. Call it in the main thread."""
+    """Have SIGTERM close this peer, then do what it did before. Call it in the main thread.
+
+    Waits in the main thread end with PeerClosed meanwhile.
+    """
     before = signal.getsignal(signal.SIGTERM)
+    closing = threading.Event()
+    closed = threading.Event()
+
+    def close() -> None:
+        # On a thread of its own: the main thread may be anywhere, in the middle of a verb too.
+        try:
+            peer.close()
+        finally:
+            closed.set()
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def handler(number: int, frame: FrameType | None) -> Any:
-        peer.close()
-        if callable(before):
-            return before(number, frame)
-        signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)
+        if not closing.is_set():
+            closing.set()
+            threading.Thread(target=close, name="tensorhub-sigterm").start()
+        elif closed.is_set():
+            signal.signal(number, before)
+            if callable(before):
+                return before(number, frame)
+            signal.raise_signal(number)
         return None
 
     signal.signal(signal.SIGTERM, handler)

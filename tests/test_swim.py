@@ -188,6 +188,15 @@ def test_beyond_the_limit_newcomers_are_refused_unless_the_gone_make_room() -> N
     assert machine.status(OTHER) is DEAD, "a tombstone is left"
 
 
+def test_one_that_came_back_is_asked_for_its_view_and_never_forgotten() -> None:
+    machine = swim(OTHER, config=SwimConfig(forget_dead_after=60))
+    hear(machine, claim(OTHER, DEAD))
+    assert sent(hear(machine, alive(OTHER, 1)), PushPull, OTHER)
+    machine.tick(61)
+    assert machine.is_reachable(OTHER)
+    assert machine.info(OTHER) == info(OTHER)
+
+
 def test_the_gone_are_forgotten_in_the_end_and_still_cannot_come_back_by_hearsay() -> None:
     machine = swim(OTHER, config=SwimConfig(forget_dead_after=60))
     hear(machine, claim(OTHER, LEFT))

@@ -47,6 +47,7 @@ from tensorhub_p2p.protocol.machine import Event, Outbox
 from tensorhub_p2p.protocol.messages import (
     Formed,
     GenerationRecord,
+    GroupMessage,
     MemberLeft,
     Message,
     Propose,
@@ -119,6 +120,11 @@ def highest_epoch(registers: Registers) -> int:
     records = (record.publication.epoch for _, record in values(registers, VersionRecord))
     marks = (mark.publication.epoch for _, mark in values(registers, WholeMark))
     return max(*records, *marks, 0, 0)
+
+
+def left(message: GroupMessage) -> MemberLeft:
+    """The answer to a message for a slot that has no part in its generation (any more)."""
+    return MemberLeft(message.group, message.sender_shard, message.generation, message.shard)
 
 
 class Election:
@@ -484,9 +490,9 @@ class Election:
         elif isinstance(message, MemberLeft):
             self._on_left(sender, message)
 
-    def never_in(self, generation: Generation) -> bool:
-        """Whoever counts on us as a member of this generation means a claim before ours."""
-        return self._accepted < generation.counter
+    def takes_part_in(self, generation: Generation) -> bool:
+        """False if whoever counts on us in this generation means a claim that is given up."""
+        return self._claim > 0 and self._accepted >= generation.counter
 
     def tick(self, now: float) -> None:
         if self._retry_at is None or now < self._retry_at:

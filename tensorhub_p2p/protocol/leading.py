@@ -29,7 +29,7 @@ from enum import Enum
 from typing import Protocol
 
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.calls import Floor, head
+from tensorhub_p2p.protocol.calls import head
 from tensorhub_p2p.protocol.identity import PeerId, Slot
 from tensorhub_p2p.protocol.machine import Outbox
 from tensorhub_p2p.protocol.messages import (
@@ -50,6 +50,7 @@ from tensorhub_p2p.protocol.messages import (
     Message,
     Question,
 )
+from tensorhub_p2p.protocol.selection import Floor
 
 
 class Resolver(Protocol):

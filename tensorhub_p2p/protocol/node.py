@@ -24,6 +24,7 @@ from tensorhub_p2p.config import Config
 from tensorhub_p2p.errors import StateError, TensorHubError, Timeout
 from tensorhub_p2p.protocol.admission import admit
 from tensorhub_p2p.protocol.directory import Directory, ViewLearnt
+from tensorhub_p2p.protocol.election import left
 from tensorhub_p2p.protocol.identity import Group, PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Event, Outbox, Output, Send, SendTo, earliest
@@ -399,8 +400,11 @@ class Node:
 
     def _route_to_slot(self, now: float, sender: PeerId, slot: Slot, message: Message) -> None:
         shard = self.shards.get(slot)
-        if isinstance(message, SlotChallenge) and (shard is None or shard.closed):
+        closed = shard is None or shard.closed
+        if isinstance(message, SlotChallenge) and closed:
             self._reply(now, sender, SlotAnswer(slot, message.counter, holds=False))
+        elif isinstance(message, GroupMessage) and closed:
+            self._reply(now, sender, left(message))
         elif isinstance(message, PullHello) and (shard is None or shard.server is None):
             self._reply(now, sender, PullGone(message.pull, slot, "nothing is held here"))
         elif shard is not None:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from tensorhub_p2p.config import GroupConfig
+from tensorhub_p2p.protocol.admission import FENCED
 from tensorhub_p2p.protocol.identity import Generation, Slot
 from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.messages import Decision, Pin, Question, WholeMark
@@ -52,10 +53,18 @@ class ResolverState(Enum):
 
 
 class DirectoryResolver:
-    """Resolves questions of one group from the directory."""
+    """Resolves questions of one group from the directory.
+
+    `fenced(now)` is called when an owner knows of a higher generation of the group.
+    """
 
     def __init__(
-        self, slot: Slot, records: Records, liveness: Liveness, config: GroupConfig
+        self,
+        slot: Slot,
+        records: Records,
+        liveness: Liveness,
+        config: GroupConfig,
+        fenced: Callable[[float], None],
     ) -> None:
         self.slot = slot
         self.state = ResolverState.IDLE
@@ -72,6 +81,7 @@ class DirectoryResolver:
         self._retry_at: float | None = None
         self._round = 0
         """A mark written in an earlier round means nothing any more."""
+        self._fenced = fenced
         self._records = records
         self._liveness = liveness
         self._config = config
@@ -158,8 +168,10 @@ class DirectoryResolver:
                 self.state = ResolverState.PINNED
                 assert self._then is not None
                 self._then(now, decision_of(answer))
-            else:
-                self._again(now)
+                return
+            self._again(now)
+            if refused.reason == FENCED:
+                self._fenced(now)
 
         pin = Pin(answer.publication, self.slot.group, self.generation, self._call)
         self._write_pin(now, pin, then)

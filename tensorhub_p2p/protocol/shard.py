@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tensorhub_p2p.config import GroupConfig, PullConfig
 from tensorhub_p2p.errors import (
@@ -29,6 +30,7 @@ from tensorhub_p2p.errors import (
     Timeout,
     VersionConflict,
 )
+from tensorhub_p2p.protocol.admission import FENCED
 from tensorhub_p2p.protocol.calls import CallAnswered, CallFailed, CallMember
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.election import (
@@ -36,11 +38,13 @@ from tensorhub_p2p.protocol.election import (
     GenerationBroken,
     GenerationFormed,
     GroupClaimsRead,
+    left,
 )
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
+from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.leading import CallLeader
-from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
+from tensorhub_p2p.protocol.machine import Outbox, Output, earliest
 from tensorhub_p2p.protocol.messages import (
     CallAsk,
     CallDone,
@@ -102,6 +106,11 @@ class Verb:
     go: Callable[[float], None] | None = None
     """What follows once a generation is in force; None when that is done."""
     explain_at: float | None = None
+    """When to read what exists, for the error that is near."""
+    look_at: float | None = None
+    """When to look whether the generation is still in force, as news of its end may be lost."""
+    draining: bool = False
+    """Past the deadline, and past the point where it could be taken back."""
 
 
 class ShardNode:
@@ -127,19 +136,28 @@ class ShardNode:
         self.election = Election(me, slot, num_shards, records, liveness, group)
         self.calls = CallMember(slot, group)
         self.leader: CallLeader | None = None
-        self.resolver = DirectoryResolver(slot, records, liveness, group)
+        self.resolver = DirectoryResolver(slot, records, liveness, group, self.election.doubt)
         self.references = References(me, slot, records, liveness, group, spot=spot)
         self.server: ShardServer | None = None
         self.closed = False
+        """Given back, or never opened: the peer may open the slot anew."""
+        self._stopped_serving = False
+        self._lost: SlotTaken | None = None
         self._verb: Verb | None = None
         self._notice: TensorHubError | None = None
         """What the next verb fails with, once."""
         self._told_of: GenerationRecord | None = None
-        """The generation whose end some verb has failed for already."""
+        """The generation whose end some verb fails, or has failed, for."""
+        self._answered: GenerationRecord | None = None
+        """The generation of the last answer to a call."""
         self._rewinds = 0
+        self._rewinding = False
         self._last_published = (-1, -1)
+        self._last_whole: Publication | None = None
+        """The last one that was withdrawn after it had been whole: its id is used up."""
         self._exists = ""
-        self._records = records
+        key = versions_key(slot.group.model)
+        self._existing = Inquiry(records, key, self._note_what_exists)
         self._liveness = liveness
         self._group = group
         self._pull = pull
@@ -148,8 +166,8 @@ class ShardNode:
 
     def open(self, now: float, number: VerbId, deadline: float) -> None:
         """Claim the slot. Done(None), or SlotTaken, or Timeout."""
-        self._begin(now, Verb(number, "open", deadline, f"slot {self.slot}"))
-        self.claim.start(now)
+        if self._begin(Verb(number, "open", deadline, f"slot {self.slot}")):
+            self.claim.start(now)
 
     def publish(
         self,
@@ -168,11 +186,10 @@ class ShardNode:
             assert record is not None
             epoch = record.epoch + self._rewinds + (1 if rewind else 0)
             publication = Publication(epoch, version, self.slot.group.replica, record.generation)
-            if publication.order < self._last_published:
-                self._conflict(publication, "this handle published a newer one before")
+            if publication.order < self._last_published or publication == self._last_whole:
+                self._conflict(publication, "this handle published it, or a newer one, before")
                 return
-            if rewind:
-                self._rewinds += 1
+            self._rewinding = rewind
             self._serve(publication, layout, endpoints, origin=True)
             held = Held(publication, self.num_shards, layout.num_bytes, Phase.READY, False)
             self.references.publish(now, held)
@@ -186,8 +203,9 @@ class ShardNode:
         def go(now: float) -> None:
             self.calls.ask(now, question)
 
-        explain_at = deadline - min(0.5, (deadline - now) / 4)
-        verb = Verb(number, "ask", deadline, what, go, explain_at)
+        verb = Verb(number, "ask", deadline, what, go)
+        verb.explain_at = deadline - min(0.5, (deadline - now) / 4)
+        verb.look_at = now + self._group.look_interval
         self._exists = ""
         self._in_group(now, verb)
 
@@ -203,31 +221,48 @@ class ShardNode:
     ) -> None:
         """Announce what a pull is bringing, and serve it on. Done(None)."""
         what = f"announcing {answer.publication}"
-        self._begin(now, Verb(number, "hold", deadline, what))
-        if self.server is None or self.server.publication != answer.publication:
+        if not self._begin(Verb(number, "hold", deadline, what)):
+            return
+        served = self.server.publication if self.server is not None else None
+        if served != answer.publication or self._stopped_serving:
             self._serve(answer.publication, layout, endpoints, origin=False)
         phase = Phase.READY if complete else Phase.PARTIAL
         held = Held(answer.publication, answer.num_shards, layout.num_bytes, phase, True)
         self.references.hold(now, held)
 
     def finish(self, now: float, call: int) -> TensorHubError | None:
-        """The pull of this call succeeded. An error if the group ended the call meanwhile."""
+        """The pull of this call succeeded. An error if the group ended the call meanwhile.
+
+        A generation that broke meanwhile has decided the call all the same: what it decided
+        stands, and the next verb is told of its end.
+        """
+        if self._lost is not None:
+            return self._lost
+        answered, self._answered = self._answered, None
+        if answered is None or answered != self.calls.generation:
+            return None if answered is not None else self._take_notice(call)
         if self.calls.succeeded(now, call):
+            self.election.floor = self.calls.floor
             return None
+        return self._take_notice(call)
+
+    def _take_notice(self, call: int) -> TensorHubError:
         notice, self._notice = self._notice, None
         return notice or GroupBroken(f"call {call} of {self.slot.group} ended meanwhile")
 
     def give_up(self, now: float, call: int, reason: str) -> None:
         """The publication of this call can't be had: void it for the whole group."""
-        self.calls.give_up(now, call, reason)
+        if self._answered is not None and self._answered == self.calls.generation:
+            self.calls.give_up(now, call, reason)
 
     def unpublish(self, now: float, number: VerbId, deadline: float) -> None:
         """Withdraw what is published or held. Done(None), or Timeout and it is still there."""
         held = self.references.held
         what = f"unpublish of {held.publication}" if held else "unpublish"
-        self._begin(now, Verb(number, "unpublish", deadline, what))
+        if not self._begin(Verb(number, "unpublish", deadline, what)):
+            return
         if held is None:
-            self._done(None)
+            self._drain(now)
         else:
             self.references.withdraw(now)
 
@@ -242,7 +277,7 @@ class ShardNode:
         if self._verb is not None:
             self._fail(StateError(f"{self.slot}: the handle was closed during {self._verb.name}"))
         self.closed = True
-        self._begin(now, Verb(number, "close", deadline, f"closing {self.slot}"))
+        self._begin(Verb(number, "close", deadline, f"closing {self.slot}"))
         held = self.references.held
         if held is not None:
             self.outbox.emit(StopDigests(self.slot, held.publication))
@@ -263,23 +298,37 @@ class ShardNode:
 
     # --- how a verb runs ---
 
-    def _begin(self, now: float, verb: Verb) -> None:
-        assert self._verb is None, f"{self._verb} is under way"
-        if self.closed and verb.name != "close":
-            raise StateError(f"{self.slot}: the handle was closed")
+    def _begin(self, verb: Verb) -> bool:
+        """Make it the verb under way; False (and failed) if there is another one."""
+        why = ""
+        if self._verb is not None:
+            why = f"{self._verb.what} is still under way"
+        elif self.closed and verb.name != "close":
+            why = "the handle is closed"
+        if why:
+            self.outbox.emit(Failed(verb.number, StateError(f"{verb.what}: on {self.slot} {why}")))
+            return False
         self._verb = verb
+        return True
 
     def _in_group(self, now: float, verb: Verb) -> None:
-        self._begin(now, verb)
-        if self.claim.state is not SlotState.ESTABLISHED:
-            self._fail(SlotTaken(f"{self.slot}: {self.claim.state.value}; open it again"))
+        if not self._begin(verb):
+            return
+        if self._lost is not None:
+            self._fail(self._lost)
+        elif self.claim.state is not SlotState.ESTABLISHED:
+            self._fail(StateError(f"{self.slot} is not open: {self.claim.state.value}"))
         elif self._notice is not None:
-            notice, self._notice = self._notice, None
-            self._fail(notice)
+            self._fail_with_notice()
         elif self.election.formed:
             self._go(now)
         else:
             self.election.want(now)
+
+    def _fail_with_notice(self) -> None:
+        notice, self._notice = self._notice, None
+        assert notice is not None
+        self._fail(notice)
 
     def _go(self, now: float) -> None:
         verb = self._verb
@@ -288,15 +337,21 @@ class ShardNode:
             go(now)
 
     def _done(self, result: object) -> None:
-        if self._verb is not None:
-            verb, self._verb = self._verb, None
+        verb = self._end()
+        if verb is not None:
             self.outbox.emit(Done(verb.number, result))
 
     def _fail(self, error: TensorHubError) -> None:
-        if self._verb is not None:
-            verb, self._verb = self._verb, None
+        verb = self._end()
+        if verb is not None:
             self.closed = self.closed or verb.name == "open"
             self.outbox.emit(Failed(verb.number, error))
+
+    def _end(self) -> Verb | None:
+        verb, self._verb = self._verb, None
+        self.election.rest()
+        self._existing.stop()
+        return verb
 
     @property
     def is_over(self) -> bool:
@@ -306,24 +361,29 @@ class ShardNode:
     def _waits(self, name: str) -> bool:
         return self._verb is not None and self._verb.name == name
 
+    def _waits_in_generation(self) -> bool:
+        """The verb has begun what it wanted a generation for."""
+        begun = self._verb is not None and self._verb.go is None
+        return begun and (self._waits("ask") or self._waits("publish"))
+
     def _expire(self, now: float) -> None:
         """The verb's deadline has passed."""
         verb = self._verb
         assert verb is not None
-        if verb.name == "unpublish" and not self.references.restore(now):
-            # Hidden already: the readers get their one lease, then it is done.
-            verb.deadline = now + 2 * self._pull.lease_seconds
-            if self.server is None:
-                self._done(None)
-            return
-        if verb.name == "close":
+        if verb.name == "close" or verb.draining:
             self.server = None
             self._done(None)
+            return
+        if verb.name == "unpublish" and not self.references.restore(now):
+            # Too late to take it back: the readers get their one lease, then it is done.
+            verb.draining = True
+            verb.deadline = now + self._pull.lease_seconds
+            self.references.hide_unconfirmed(now)
             return
         reason = self._waiting_for(verb)
         if verb.name == "open":
             self.claim.release(now)
-        elif verb.name == "ask":
+        elif verb.name == "ask" and verb.go is None:
             self.calls.withdraw()
         elif verb.name == "publish" and verb.go is None:
             self.references.drop(now)
@@ -352,6 +412,7 @@ class ShardNode:
         origin: bool,
     ) -> None:
         have = None if origin else ChunkSet(layout.num_chunks)
+        self._stopped_serving = False
         self.server = ShardServer(
             self.slot, publication, layout, endpoints, self._pull, have=have, origin=origin
         )
@@ -364,6 +425,7 @@ class ShardNode:
 
     def _stop_serving(self, now: float, reason: str) -> None:
         if self.server is not None:
+            self._stopped_serving = True
             self.server.withdraw(now, reason)
             self.pump(now)
 
@@ -391,17 +453,15 @@ class ShardNode:
             if not items:
                 return
             for item in items:
-                if isinstance(item, Event):
-                    self._on_event(now, item)
-                else:
-                    self.outbox.items.append(item)
+                self._take(now, item)
 
-    def _on_event(self, now: float, event: Event) -> None:
-        handler = self._handlers.get(type(event))
+    def _take(self, now: float, item: Output) -> None:
+        """Act on an event that concerns the handle; the rest is for the driver."""
+        handler = self._handlers.get(type(item))
         if handler is None:
-            self.outbox.emit(event)
+            self.outbox.items.append(item)
         else:
-            handler(self, now, event)
+            handler(self, now, item)
 
     def _on_established(self, now: float, event: SlotEstablished) -> None:
         self.election.established(event.counter)
@@ -410,39 +470,47 @@ class ShardNode:
 
     def _on_slot_lost(self, now: float, event: SlotLost) -> None:
         who = self._liveness.name(event.rival)
-        error = SlotTaken(f"{self.slot} is held by {who}: {event.reason}")
+        self._lost = SlotTaken(
+            f"{self.slot} is held by {who}: {event.reason}. Open another slot, "
+            "or another replica"
+        )
         self.election.stop(now)
         self._stop_leading(now)
-        if self._verb is not None:
-            self._fail(error)
+        self.calls.end()
+        if self._verb is not None and self._verb.name != "unpublish":
+            self._fail(self._lost)
 
     def _on_claims_read(self, now: float, event: GroupClaimsRead) -> None:
+        # That we were replaced comes before whatever else the election read there.
         self.claim.learn(now, event.registers)
+        for item in self.claim.outbox.drain():
+            self._take(now, item)
 
     def _on_formed(self, now: float, event: GenerationFormed) -> None:
         old = self.calls.generation
         self._stop_leading(now)
         if old is not None and self._told_of != old:
             self._end_of_generation(old, f"its next generation {event.record.generation} formed")
-        self.calls.floor = max(self.calls.floor, self.election.floor)
         self.calls.begin(event.record)
+        self.election.floor = self.calls.floor
         self._rewinds = 0
         self.resolver.generation = event.record.generation
         if event.record.leader == self.slot.shard:
             self.leader = CallLeader(self.slot, event.record, self.resolver, self._group)
         self.references.reissue(now, event.record.generation)
-        if self._notice is not None and self._verb is not None and self._verb.name == "ask":
-            notice, self._notice = self._notice, None
-            self._fail(notice)
+        if self._notice is not None and self._waits_in_generation():
+            self._fail_with_notice()
         self._go(now)
 
     def _on_broken(self, now: float, event: GenerationBroken) -> None:
-        who = f"{self._liveness.name(event.member.peer)}, shard {event.member.shard},"
         if self._told_of != event.record:
-            self._end_of_generation(event.record, f"{who} is gone")
-        self.calls.member_gone(now, who)
-        if self._verb is not None and self._verb.go is not None:
-            self.election.want(now)
+            self._end_of_generation(event.record, event.why)
+        self.calls.broke(now, event.why)
+        if self.leader is not None:
+            self.leader.broke(now)
+        if self._waits("publish") and self.references.held is None and self._notice is not None:
+            # Refused, as a higher generation exists.
+            self._fail_with_notice()
 
     def _end_of_generation(self, record: GenerationRecord, why: str) -> None:
         self._told_of = record
@@ -453,26 +521,30 @@ class ShardNode:
 
     def _on_answered(self, now: float, event: CallAnswered) -> None:
         answer = Answer(event.call, event.decision.publication, event.decision.num_shards)
+        self._answered = self.calls.generation
         self._done(answer)
 
     def _on_call_failed(self, now: float, event: CallFailed) -> None:
         kind = GroupDivergence if event.diverged else GroupBroken
         # The end of the generation, if that is the reason, is told by this very error.
         self._notice = kind(f"call {event.call} of {self.slot.group} is void: {event.reason}")
+        self.election.floor = self.calls.floor
         if self._waits("ask"):
-            notice, self._notice = self._notice, None
-            assert notice is not None
-            self._fail(notice)
+            self._fail_with_notice()
 
     def _on_announced(self, now: float, event: Announced) -> None:
         if self._waits("publish"):
             self._last_published = max(self._last_published, event.publication.order)
+            self._rewinds += self._rewinding
             self._done(event.publication)
         elif self._waits("hold"):
             self._done(None)
 
     def _on_conflict(self, now: float, event: Conflicts) -> None:
         self._stop_serving(now, "its version conflicts with another")
+        if event.why == FENCED:
+            self.election.doubt(now)
+            return
         existing = f"{event.existing} exists" if event.existing else event.why
         self._conflict(event.publication, existing)
 
@@ -485,6 +557,8 @@ class ShardNode:
         )
 
     def _on_hidden(self, now: float, event: Hidden) -> None:
+        if event.was_whole:
+            self._last_whole = event.publication
         self.outbox.emit(StopDigests(self.slot, event.publication))
         self._drain(now)
 
@@ -494,12 +568,12 @@ class ShardNode:
         self._stop_serving(now, "aborted")
 
     def _on_drained(self, now: float, event: Drained) -> None:
-        if self.server is not None and self.server.publication == event.publication:
+        if self._stopped_serving:
             self.server = None
         if self._waits("unpublish") or self._waits("close"):
             self._done(None)
 
-    _handlers: dict[type[Event], Callable[..., None]] = {
+    _handlers: ClassVar[dict[type, Callable[..., None]]] = {
         SlotEstablished: _on_established,
         SlotLost: _on_slot_lost,
         GroupClaimsRead: _on_claims_read,
@@ -535,27 +609,23 @@ class ShardNode:
     def _receive_call(self, now: float, sender: PeerId, message: GroupMessage) -> None:
         """Only from the member that it says, of the generation in force (G7)."""
         record = self.election.record
-        if record is None:
+        if not self.election.takes_part_in(message.generation):
+            self.outbox.send(sender, left(message))
+        elif record is None or message.generation > record.generation:
+            # We missed `Formed`.
+            self.election.look(now)
+        elif message.generation < record.generation:
+            # The sender did, or it was replaced and finds itself missing.
+            self.outbox.send(sender, Formed(self.slot.group, message.sender_shard, record))
+        elif not self._is_member(record, sender, message.sender_shard):
             return
-        if message.generation < record.generation:
-            self._correct(sender, message, record)
-            return
-        if message.generation != record.generation:
-            return
-        if not 0 <= message.sender_shard < len(record.members):
-            return
-        if record.members[message.sender_shard].peer != sender:
-            return
-        if not isinstance(message, TO_LEADER):
+        elif not isinstance(message, TO_LEADER):
             self.calls.receive(now, sender, message)
         elif self.leader is not None:
             self.leader.receive(now, sender, message)
 
-    def _correct(self, sender: PeerId, message: GroupMessage, record: GenerationRecord) -> None:
-        """A member that missed `Formed` is told; one that was replaced finds itself missing."""
-        for member in record.members:
-            if member.peer == sender and member.shard == message.sender_shard:
-                self.outbox.send(sender, Formed(self.slot.group, member.shard, record))
+    def _is_member(self, record: GenerationRecord, peer: PeerId, shard: int) -> bool:
+        return shard < len(record.members) and record.members[shard].peer == peer
 
     def peer_gone(self, now: float, peer: PeerId) -> None:
         """Membership declared the peer dead, or it left."""
@@ -581,9 +651,13 @@ class ShardNode:
         if now >= verb.deadline:
             self._expire(now)
             self.pump(now)
-        elif verb.explain_at is not None and now >= verb.explain_at:
+            return
+        if verb.explain_at is not None and now >= verb.explain_at:
             verb.explain_at = None
-            self._records.read(now, versions_key(self.slot.group.model), self._note_what_exists)
+            self._existing.look(now)
+        if verb.look_at is not None and now >= verb.look_at:
+            verb.look_at = now + self._group.look_interval
+            self.election.look(now)
 
     def _note_what_exists(self, now: float, registers: Registers) -> None:
         self._exists = describe(holdings(registers, self._liveness.is_gone))
@@ -595,6 +669,7 @@ class ShardNode:
             self.resolver.next_wakeup(),
             verb.deadline if verb else None,
             verb.explain_at if verb else None,
+            verb.look_at if verb else None,
         )
 
     def _machines(self) -> list[Ticking]:

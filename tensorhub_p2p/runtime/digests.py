@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from tensorhub_p2p.protocol.identity import Publication, Slot
-from tensorhub_p2p.transfer.digest import DigestJob, Digester
+from tensorhub_p2p.transfer.digest import Digester, DigestJob
 from tensorhub_p2p.transfer.memory import Region
 
 Deliver = Callable[[float, Slot, Publication, int, bytes], None]

@@ -21,7 +21,7 @@ from threading import Event as Flag
 from typing import Any
 
 from tensorhub_p2p.config import Config
-from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo, Slot
 from tensorhub_p2p.protocol.machine import Event
 from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.protocol.node import Node
@@ -171,6 +171,15 @@ class Driver:
         future: Future[Any] = Future()
         self.control.post(lambda now: self._verbs.begin(now, timeout, start, future))
         return future
+
+    def result(self, slot: Slot, future: Future[Any]) -> Any:
+        """Wait for the end of a slot's verb; an interrupted wait (Ctrl-C) ends the verb too."""
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done() and self.running:
+                self.control.post(lambda now: self.node.interrupt(now, slot))
+            raise
 
     def ask(self, question: Callable[[float], Any]) -> Any:
         """Run `question(now)` on the control thread and wait for what it returns."""

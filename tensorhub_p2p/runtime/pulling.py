@@ -167,7 +167,8 @@ class PullRun(Hooks):
         started = time.monotonic()
         exported = self.exported
         assert exported is not None
-        self._announce(exported.region.layout, exported, complete=True).result()
+        announced = self._announce(exported.region.layout, exported, complete=True)
+        self._driver.result(self._slot, announced)
         self._finishing = time.monotonic() - started
         return exported
 

@@ -6,6 +6,9 @@ generators, and must not iterate over sets of strings.) No machine is looked int
 messages leave through its outbox, are packed into an envelope and encoded, and are
 decoded again before they are handed over, as on the real wire.
 
+A message to a PeerId reaches that peer or nobody, never a successor at its address; one to
+an address reaches whoever listens there.
+
 What a link does to a message: it loses it with the link's probability, else delays it by a
 draw from the link's range; hence messages also overtake each other. A blocked pair
 loses everything. A crashed peer is gone with what was under way to it. A paused one
@@ -89,7 +92,7 @@ class SimNetwork:
         self.blocked: set[tuple[PeerId, PeerId]] = set()
         """Directed pairs (from, to) between which nothing gets through."""
         self.counters: Counter[str] = Counter()
-        """sent, bytes, delivered, and drops by reason: lost, blocked, absent, stranger, garbage."""
+        """sent, bytes, delivered, and drops by reason: lost, blocked, absent, garbage."""
         self._rng = random.Random(seed)
         self._hosts: dict[PeerId, Host] = {}
         self._address_book: dict[str, PeerId] = {}
@@ -248,9 +251,6 @@ class SimNetwork:
             message = unpack(envelope)
         except Undecodable:
             self.counters["garbage"] += 1
-            return
-        if envelope.to not in (host.peer_id, NOBODY):
-            self.counters["stranger"] += 1
             return
         self.counters["delivered"] += 1
         host.machine.receive(self.now, envelope.sender, message)
