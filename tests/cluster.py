@@ -89,8 +89,8 @@ class Cluster:
         """Peers that were crashed or paused: their verbs' ends are not judged."""
         self.down: set[int] = set()
         for _ in range(self.peers):
-            self.start()
-        assert self.net.run_until(self._all_met, 30), "the peers don't find each other"
+            self.start(meet=False)
+        self.until(self._all_met)
         self.net.default_link = Link(self.latency, self.loss)
 
     def _all_met(self) -> bool:
@@ -103,8 +103,8 @@ class Cluster:
 
     # --- the cast ---
 
-    def start(self) -> int:
-        """A new peer, which joins through all that run."""
+    def start(self, meet: bool = True) -> int:
+        """A new peer, which joins through all that run; `meet` waits until all know it."""
         index = len(self.nodes)
         me = PeerId(f"{index:016x}")
         info = PeerInfo(me, f"p{index}", "zone", (f"h{index}:1",))
@@ -114,6 +114,8 @@ class Cluster:
         self.net.add(me, info.addresses, node)
         node.join(self.now, seeds or list(info.addresses))
         self.net.settle(me)
+        if meet:
+            self.until(self._all_met)
         return index
 
     def crash(self, peer: int) -> None:

@@ -70,9 +70,11 @@ class Ring:
     def __init__(self, members: Iterable[PeerId], virtual_nodes: int) -> None:
         self.members: Owners = tuple(sorted(set(members)))
         self.virtual_nodes = virtual_nodes
-        circle = sorted((p, m) for m in self.members for p in _points(m, virtual_nodes))
-        self._points = array("Q", [point for point, _ in circle])
-        self._holders = [member for _, member in circle]
+        points = [p for member in self.members for p in _points(member, virtual_nodes)]
+        # The sort is stable, so that members with equal points stay in their order.
+        circle = sorted(range(len(points)), key=points.__getitem__)
+        self._points = array("Q", [points[at] for at in circle])
+        self._holders = [self.members[at // virtual_nodes] for at in circle]
 
     @classmethod
     def of(cls, members: Iterable[PeerId], virtual_nodes: int) -> Ring:

@@ -185,7 +185,7 @@ class SlotClaimer:
             return
         for register, claim in values(registers, SlotClaim):
             others = claim.shard == self.slot.shard and register.writer != self.me
-            if others and claim.established and claim.counter > self.counter:
+            if others and claim.established and self._beaten_by(register.writer, claim.counter):
                 self._lose(
                     now, SlotState.FENCED, register.writer, "a newer claim replaced this one"
                 )
@@ -205,11 +205,8 @@ class SlotClaimer:
                 self._settle(now)
 
     def _challenged(self, now: float, sender: PeerId, message: SlotChallenge) -> None:
-        # The higher counter wins, then the lower id (ids are hex digits of one length).
-        wins = self.counter > message.counter or (
-            self.counter == message.counter and self.me < sender
-        )
-        holds = self.state in HOLDING or (self.state in CLAIMED and wins)
+        beaten = self._beaten_by(sender, message.counter)
+        holds = self.state in HOLDING or (self.state in CLAIMED and not beaten)
         if self.state in CLAIMED and not holds:
             self._lose(now, SlotState.TAKEN, sender, "it claims it at the same time, and wins")
         self.outbox.send(sender, SlotAnswer(self.slot, message.counter, holds))
@@ -249,6 +246,10 @@ class SlotClaimer:
             and not self._liveness.is_gone(writer)
             and claim.counter > self._yielded.get(writer, 0)
         }
+
+    def _beaten_by(self, rival: PeerId, counter: int) -> bool:
+        """The higher counter wins, then the lower id (ids are hex digits of one length)."""
+        return (counter, self.me) > (self.counter, rival)
 
     def _other_size(self, now: float, registers: Registers) -> bool:
         for register, claim in values(registers, SlotClaim):
