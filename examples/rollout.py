@@ -34,6 +34,9 @@ with (
         except th.Timeout as error:
             print(f"that was the last one ({error})", flush=True)
             break
+        except (th.VersionUnavailable, th.GroupBroken) as error:
+            print(f"lost its source, waiting for another ({error})", flush=True)
+            continue
         version = pull.version
         loss = torch.nn.functional.mse_loss(model(x), y)
         print(f"pulled version {version}, loss {loss.item():.6f}", flush=True)

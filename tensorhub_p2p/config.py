@@ -114,7 +114,7 @@ class DirectoryConfig(Checked):
     settle_seconds: float = 0.5
     """How long an owner whose view differs from another's takes no requests for the key."""
     rewrite_jitter: float = 0.1
-    """Writers rewrite to changed owners within this many seconds, so that they don't all at once."""
+    """Writers rewrite to changed owners within this many seconds, not all at the same moment."""
     keep_former_seconds: float = 600.0
     """How long a former owner keeps what it holds, for new owners that have not asked yet."""
 
@@ -158,7 +158,7 @@ class PullConfig(Checked):
     max_candidates: int = 256
     """Holders that one pull remembers; farther ones beyond it are ignored."""
     max_waiting: int = 256
-    """Pullers that one shard remembers while its upload slots are full; later ones must ask again."""
+    """Pullers that one shard remembers while its upload slots are full; later ones ask again."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ class WireConfig(Checked):
     """Seconds between ZMTP heartbeats."""
     heartbeat_timeout: float = 3.0
     """Seconds without a heartbeat's answer until a connection counts as lost."""
-    join_retry: float = 0.5
-    """Seconds between two rounds over all seeds."""
+    resolve_retry: float = 0.5
+    """Seconds until a name that could not be resolved is looked up again."""
     connect_timeout: float = 3.0
     """Seconds a TCP connect may take; then the destination's next address is tried."""
     redial_interval: float = 0.2

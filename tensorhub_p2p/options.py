@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import SupportsIndex, TypeVar
 
 from tensorhub_p2p.config import ConfigError
+from tensorhub_p2p.runtime.addresses import dialable
 from tensorhub_p2p.runtime.driver import TRANSPORTS
 
 T = TypeVar("T")
@@ -93,7 +94,10 @@ def resolve_options(
     join_timeout: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> PeerOptions:
-    """Fill in what is not given from `THUB_<NAME>`, then from the defaults; raises ConfigError."""
+    """Fill in what is not given from `THUB_<NAME>`, then from the defaults.
+
+    Raises ConfigError; AddressError for a seed that can't be dialled.
+    """
     env = os.environ if environment is None else environment
 
     def pick(name: str, given: T | None, convert: Callable[[str], T], default: T) -> T:
@@ -132,4 +136,6 @@ def resolve_options(
             f"transports = {list(options.transports)}: choose from {', '.join(TRANSPORTS)}"
         )
     check_timeout(options.join_timeout, "join_timeout")
+    for seed in options.seeds:
+        dialable(seed)
     return options

@@ -187,7 +187,9 @@ class ShardNode:
             epoch = record.epoch + self._rewinds + (1 if rewind else 0)
             publication = Publication(epoch, version, self.slot.group.replica, record.generation)
             if publication.order < self._last_published or publication == self._last_whole:
-                self._conflict(publication, "this handle published it, or a newer one, before")
+                epoch, newest = self._last_published
+                why = f"this handle published version {newest} of epoch {epoch} before"
+                self._conflict(publication, why)
                 return
             self._rewinding = rewind
             self._serve(publication, layout, endpoints, origin=True)

@@ -204,7 +204,7 @@ class Outgoing:
         return route
 
     def _look_up(self, route: Route, now: float) -> None:
-        if now - route.resolved_at > (self._config.join_retry if route.error else 0):
+        if now - route.resolved_at > (self._config.resolve_retry if route.error else 0):
             self._resolver.request(route.destination)
 
     def _resolved(self, found: Found, now: float) -> None:
