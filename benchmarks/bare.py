@@ -11,6 +11,7 @@ import ctypes
 import socket
 import threading
 import time
+from itertools import pairwise
 
 STREAMS = 2
 _MAX_CALL = 1 << 30  # the kernel moves a little less than 2 GiB in one call
@@ -48,7 +49,7 @@ def _memory(address: int, length: int) -> memoryview:
 def _parts(address: int, length: int) -> list[memoryview]:
     """The memory, cut into one part for each stream."""
     cuts = [length * i // STREAMS for i in range(STREAMS + 1)]
-    return [_memory(address + a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [_memory(address + a, b - a) for a, b in pairwise(cuts)]
 
 
 class StreamSource:
@@ -76,9 +77,7 @@ class StreamTarget:
 
     def __init__(self, port: int, address: int, length: int) -> None:
         self._parts = _parts(address, length)
-        self._connections = [
-            socket.create_connection(("127.0.0.1", port)) for _ in range(STREAMS)
-        ]
+        self._connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(STREAMS)]
 
     def receive(self) -> float:
         """All of it, once; returns the seconds."""

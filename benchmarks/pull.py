@@ -56,7 +56,9 @@ class Figure:
         target = "" if self.target is None else f"target {self.target[0]} {self.target[1]:g}"
         verdict = "" if self.target is None else ("  met" if self.met else "  MISSED")
         value = f"{self.value:8.3f} {self.unit}"
-        return f"  {self.what:<46} {rates:<40} {value:<16} {target}{verdict}  {self.detail}".rstrip()
+        return (
+            f"  {self.what:<46} {rates:<40} {value:<16} {target}{verdict}  {self.detail}".rstrip()
+        )
 
 
 class Rounds:

@@ -228,7 +228,7 @@ def _work(pipe: Any, name: str, seeds: list[str], options: dict[str, Any]) -> No
         command, arguments = pipe.recv()
         try:
             answer = (None, getattr(worker, command)(*arguments))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  it is raised at the other end of the pipe
             answer = (f"{type(error).__name__}: {error}", None)
         pipe.send(answer)
         if command == "close":

@@ -1,8 +1,4 @@
-"""The smallest rollout: it follows the trainer, version by version.
-
-    python examples/rollout.py --seed 127.0.0.1:7946
-    python examples/rollout.py --seed 10.0.0.1:7946 --bind 0.0.0.0:0      across machines
-"""
+"""The smallest rollout: it follows the trainer, version by version."""
 
 import argparse
 
@@ -16,8 +12,9 @@ options.add_argument("--bind", default="127.0.0.1:0", help="the own address, 0: 
 options.add_argument("--patience", type=float, default=10.0, help="seconds to wait for a version")
 options = options.parse_args()
 
-torch.manual_seed(0)
+torch.manual_seed(0)  # the trainer's data …
 x, y = torch.randn(64, 512), torch.randn(64, 512)
+torch.seed()  # … but weights of its own, for now
 model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512))
 
 with (

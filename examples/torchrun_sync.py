@@ -1,11 +1,10 @@
 """Trainer and rollouts under torchrun: half of the ranks train, the other half follow.
 
-    torchrun --nproc-per-node 4 examples/torchrun_sync.py
-
-With 4 ranks, ranks 0 and 1 are the two shards of the trainer's replica, ranks 2 and 3 the two
-shards of a rollout's. Each shard moves between the two processes that hold it; there is no
-gather, and trainer and rollout meet in no collective while weights move. The process group
-only tells everybody where rank 0 is, and compares the results at the end.
+Start it with `torchrun --nproc-per-node 4 examples/torchrun_sync.py`. Of 4 ranks, 0 and 1
+are the two shards of the trainer's replica, 2 and 3 the two shards of a rollout's. Each shard
+moves between the two processes that hold it: nothing is gathered, and no collective runs while
+weights move. The process group only tells everybody where rank 0 is, and compares the results
+at the end.
 
 On several machines, set THUB_SECRET (`tensorhub-p2p keygen`) and THUB_BIND=0.0.0.0:0 on each.
 """

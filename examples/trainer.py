@@ -1,8 +1,4 @@
-"""The smallest trainer: it trains a little model and publishes every step as a version.
-
-    python examples/trainer.py
-    python examples/trainer.py --bind 0.0.0.0:7946      across machines, with THUB_SECRET set
-"""
+"""The smallest trainer: it trains a little model and publishes every step as a version."""
 
 import argparse
 import time

@@ -160,6 +160,7 @@ class ShardHandle:
                     ),
                 )
             except BaseException:
+                self._drop()  # an interrupt may come when it is announced already
                 exported.drain(time.monotonic() + 1.0)
                 raise
             self._exported = exported
@@ -418,10 +419,9 @@ class ShardHandle:
     def _run(self, timeout: float, start: Callable[[Any, float, VerbId, float], None]) -> Any:
         """Run a verb of the node and wait for its end, which comes by the deadline."""
         node = self._driver.node
-        future = self._driver.verb(
-            timeout, lambda now, number, deadline: start(node, now, number, deadline)
+        return self._driver.run(
+            self._slot, timeout, lambda now, number, deadline: start(node, now, number, deadline)
         )
-        return self._driver.result(self._slot, future)
 
     def _registered(self) -> Region:
         assert self._region is not None
@@ -435,10 +435,14 @@ class ShardHandle:
         """On return this process sends no more bytes of the tensors."""
         exported, self._exported = self._exported, None
         if exported is not None:
-            node = self._driver.node
             if self._state is TORN:
-                self._driver.ask(lambda now: node.drop(now, self._slot))
+                self._drop()
             exported.drain(time.monotonic() + seconds)
+
+    def _drop(self) -> None:
+        """Others don't find anything here from now on."""
+        if self._driver.running:
+            self._driver.ask(lambda now: self._driver.node.drop(now, self._slot))
 
 
 def _in_background(verb: Callable[[], Any]) -> Future[Any]:

@@ -70,7 +70,10 @@ class Watcher:
         assert self.was_whole(answer.publication, answer.num_shards), answer
 
     def was_whole(self, publication: Publication, num_shards: int) -> bool:
-        """All shards were published at the same time, once."""
+        """All shards were published at the same time, once.
+
+        A shard that crashed counts: nobody can know until it is declared dead.
+        """
         spans = [
             self.ready[(publication.replica, publication.version, shard)]
             for shard in range(num_shards)

@@ -85,7 +85,7 @@ def test_the_digester_takes_each_chunk_once() -> None:
 
 
 def test_chunks_that_somebody_asked_for_come_first_across_jobs() -> None:
-    digester, gate, first, second = Digester(), Gate(), Collected(), Collected()
+    digester, gate, first, second = Digester(0.0), Gate(), Collected(), Collected()
     digester.submit(flat(1), [0], gate)
     assert gate.entered.wait(WAIT)
     together: list[tuple[str, int]] = []
@@ -103,7 +103,7 @@ def test_chunks_that_somebody_asked_for_come_first_across_jobs() -> None:
 
 
 def test_jobs_take_turns() -> None:
-    digester, gate, done = Digester(), Gate(), Collected()
+    digester, gate, done = Digester(0.0), Gate(), Collected()
     digester.submit(flat(1), [0], gate)
     assert gate.entered.wait(WAIT)
     turns: list[str] = []
@@ -113,6 +113,33 @@ def test_jobs_take_turns() -> None:
     done.wait(6)
     digester.close()
     assert "".join(turns) == "ababab"
+
+
+def test_digests_are_told_together_but_the_first_that_was_asked_for_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+    real = digest_module.digest
+
+    def noted(region: Region, chunk: int, scratch: Scratch) -> bytes:
+        events.append(f"take {chunk}")
+        return real(region, chunk, scratch)
+
+    monkeypatch.setattr(digest_module, "digest", noted)
+    digester, gate, done = Digester(news_interval=WAIT), Gate(), Collected()
+    digester.submit(flat(1), [0], gate)
+    assert gate.entered.wait(WAIT)
+    events.clear()
+    job = digester.submit(
+        flat(5), range(5), lambda c, d: (events.append(f"tell {c}"), done(c, d))[0]
+    )
+    job.prefer([3])
+    gate.open.set()
+    done.wait(5)
+    digester.close()
+    assert " ".join(events) == (
+        "take 3 tell 3 take 0 take 1 take 2 take 4 tell 0 tell 1 tell 2 tell 4"
+    )
 
 
 def test_after_cancel_returns_nothing_of_the_job_runs_or_will_run() -> None:

@@ -320,7 +320,10 @@ def test_a_link_falls_back_to_the_next_transport_and_remembers_why() -> None:
         scripted = ts["scripted"]
         assert isinstance(scripted, Scripted)
 
+        together = threading.Barrier(2, timeout=5)
+
         def refuse(blob: bytes, chunk: int, reader: ScriptedReader) -> None:
+            together.wait()
             raise CannotReach("ptrace_scope is 3")
 
         scripted.script = refuse

@@ -80,8 +80,6 @@ class Run:
         self.cluster.crash(peer)
         for worker in [w for w in self.workers if w.peer == peer]:
             worker.over = True
-            if isinstance(worker, Trainer):
-                worker.end_span()
         self.later.append((self.cluster.now + self.rng.uniform(0.1, 4.0), "replace", peer))
 
     def replace(self, peer: int) -> None:

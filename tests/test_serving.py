@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.chunks import ChunkSet
@@ -252,6 +254,31 @@ def test_a_malformed_bitmap_is_dropped_and_counted() -> None:
     s.receive(0.0, A, hello(A, have=b"\xff"))
     assert s.dropped == 2
     assert s.outbox.drain() == []
+
+
+counts = st.one_of(st.integers(0, 5), st.integers(0, 2**70))
+bitmaps = st.one_of(st.sampled_from([b"", b"\x0f", b"\x01"]), st.binary(max_size=4))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            bitmaps.map(lambda have: hello(A, have)),
+            st.builds(progress, st.just(A), bitmaps, st.lists(counts).map(tuple), counts),
+            st.builds(LayoutRequest, st.just("pull-a"), st.just(SLOT), counts),
+            st.builds(PullBye, st.just("pull-a"), st.just(SLOT), st.booleans()),
+        )
+    )
+)
+def test_whatever_a_puller_says_nothing_is_raised(said: list[Message]) -> None:
+    s = server()
+    for i, message in enumerate(said):
+        s.receive(i / 10, A, message)
+        s.tick(i / 10)
+    assert len(s.readers()) <= 1
+    s.withdraw(100.0, "over")
+    s.tick(102.0)
+    assert Drained(SLOT, PUBLICATION) in s.outbox.drain()
 
 
 def test_nobody_can_end_somebody_elses_lease() -> None:

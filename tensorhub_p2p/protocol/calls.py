@@ -191,6 +191,8 @@ class CallMember:
         part = self.part
         if message.call > part.call or self._broken:
             return
+        if message.call == part.call and part.question not in (None, message.question):
+            return  # the leader will hear what we ask now, before it decides
         if message.call == part.call and not part.decided:
             part.record = (message.question, message.decision)
         self._to_leader(CallRecorded, message.call, round=message.round)

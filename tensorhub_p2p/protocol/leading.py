@@ -17,8 +17,8 @@ The next call opens only after DECIDED or ENDING is through with every member.
 
 A question that differs from the call's ends it for all. But a member may ask something
 else after a timeout, as long as nothing is decided: its verbs in one call are numbered
-*attempts*, and only questions of the same attempt must agree. A later attempt replaces an
-earlier question; whoever still waits with that one runs into its own deadline.
+*attempts*, and only questions of the same attempt must agree. What a later attempt asks
+has its turn once nobody waits with the earlier question any more.
 """
 
 from __future__ import annotations
@@ -111,8 +111,6 @@ class CallLeader:
         self._next_asks: dict[int, Ask] = {}
         """By shard: who is done and waits in the next one."""
         self._question: Question | None = None
-        self._attempt = 0
-        """The highest attempt that asked `_question`."""
         self._decision: Decision | None = None
         self._round = 0
         """Counts decisions to record, so that one is not taken for another."""
@@ -173,10 +171,8 @@ class CallLeader:
             self._resolve(now, ask)
         elif self._question != ask.question:
             self._differs(now, shard, ask)
-        else:
-            self._attempt = max(self._attempt, ask.attempt)
-            if self.state is LeaderState.DECIDED:
-                self._tell_decision(shard)
+        elif self.state is LeaderState.DECIDED:
+            self._tell_decision(shard)
 
     def _withdrawn(self, now: float, shard: int) -> None:
         """A verb timed out. A question that nobody asks any more is not decided."""
@@ -213,7 +209,7 @@ class CallLeader:
 
     def _resolve(self, now: float, ask: Ask) -> None:
         self._enter(LeaderState.RESOLVING)
-        self._question, self._attempt = ask.question, ask.attempt
+        self._question = ask.question
         call = self.call
 
         def then(now: float, decision: Decision) -> None:
@@ -230,10 +226,10 @@ class CallLeader:
         others = [s for s, a in self._asks.items() if a.question == self._question and s != shard]
         undecided = self.state in UNDECIDED
         alone = len(self.record.members) == 1
-        if alone or (undecided and (ask.attempt > self._attempt or not others)):
+        if alone or (undecided and not others):
             self._resolver.stop(now)
             self._resolve(now, ask)
-        elif not undecided or ask.attempt == self._attempt:
+        elif not undecided or any(self._asks[s].attempt == ask.attempt for s in others):
             asked_by = others[0] if others else self.record.leader
             asked = {"asked": self._question, "by": asked_by}
             self._end(now, CallDivergence, {**asked, "but": ask.question, "but_by": shard})

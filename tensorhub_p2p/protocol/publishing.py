@@ -280,8 +280,9 @@ class References:
         self._write(now, Phase.HIDDEN, lambda now, _refused: self._on_hidden(now))
 
     def _on_hidden(self, now: float) -> None:
-        assert self.held is not None
         held = self.held
+        if self.state is not RefState.HIDING or held is None:
+            return
         self._forget()
         self.outbox.emit(Hidden(held.publication, held.was_whole))
 
@@ -296,8 +297,7 @@ class References:
 
     def hide_unconfirmed(self, now: float) -> None:
         """The owners don't answer: count it as hidden. They go on being told."""
-        if self.state is RefState.HIDING:
-            self._on_hidden(now)
+        self._on_hidden(now)
 
     def drop(self, now: float) -> None:
         """Give the references up at once, with no step in between (a torn pull, a close)."""

@@ -20,8 +20,8 @@ One of the upload slots rotates: once its puller has something that it can serve
 slot passes to a waiting puller that has nothing yet. So everybody soon has something to
 trade, and load spreads into chains and trees with no planner.
 
-Granted pullers get `PullUpdate`s with what is new, at most one each `update_interval`; at
-once when it carries a digest that they asked for. A lost update is not repeated: a puller
+Granted pullers get `PullUpdate`s with what is new, at most one each `update_interval`, or
+each `news_interval` when it carries a digest that they asked for. A lost update is not repeated: a puller
 that lacks something says `PullHello` again, and the offer is the whole state.
 
 What ends: withdrawing answers everybody with `PullGone` and is `Drained` when the last
@@ -110,6 +110,8 @@ class Lease:
     digests_told: int = 0
     wanted: int = 0
     """Chunks whose digests it asked for and wasn't told."""
+    urgent: bool = False
+    """There is news that it asked for."""
     updated: float = float("-inf")
     """When it got its last offer or update."""
 
@@ -180,7 +182,7 @@ class ShardServer:
         for lease in self._granted():
             lease.digests_told &= ~(1 << chunk)
             if lease.wanted >> chunk & 1:
-                lease.updated = float("-inf")
+                lease.urgent = True
         self._check_sealed()
         self.tick(now)
 
@@ -409,6 +411,7 @@ class ShardServer:
     def _tell(self, now: float, lease: Lease) -> None:
         lease.have_told, lease.digests_told = self.have.bits, self.manifest.known.bits
         lease.wanted &= ~self.manifest.known.bits
+        lease.urgent = False
         lease.updated = now
 
     def _has_news(self, lease: Lease) -> bool:
@@ -419,7 +422,8 @@ class ShardServer:
         return ChunkSet(self.layout.num_chunks, bits)
 
     def _update_due(self, lease: Lease) -> float:
-        return lease.updated + self._config.update_interval
+        config = self._config
+        return lease.updated + (config.news_interval if lease.urgent else config.update_interval)
 
     def _lapses(self, lease: Lease) -> float:
         return lease.seen + self._config.lease_seconds

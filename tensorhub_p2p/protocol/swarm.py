@@ -28,7 +28,7 @@ Ends: `Completed`; `Starved` or `Corrupt` when for `unavailable_after` seconds n
 that answers has some chunk (Corrupt if wrong bytes of it came before). `stop` ends it
 from outside. Then every source is told `PullBye`, and nothing more comes out.
 
-Bounds: `max_candidates` sources remembered, `max_sources` leases, 2 x `reader_threads`
+Bounds: `max_candidates` sources remembered, `max_sources` leases, 3 x `reader_threads`
 chunks in flight (not counting those that a stalled source sits on).
 """
 
@@ -36,17 +36,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.errors import LayoutMismatch
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import PeerId, Publication
-from tensorhub_p2p.protocol.layout import MAX_BYTES, Layout, chunk_bytes_for
+from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
 from tensorhub_p2p.protocol.manifest import Manifest, unpack
 from tensorhub_p2p.protocol.messages import (
-    Endpoint,
     LayoutPage,
     LayoutRequest,
     Message,
@@ -58,8 +56,26 @@ from tensorhub_p2p.protocol.messages import (
     PullProgress,
     PullUpdate,
 )
-from tensorhub_p2p.protocol.pages import LayoutPages
-from tensorhub_p2p.protocol.picking import rarest, rarity_levels, some_of
+from tensorhub_p2p.protocol.pages import LayoutAgreement
+from tensorhub_p2p.protocol.picking import (
+    best_source,
+    fetchable,
+    rarest,
+    rarity_levels,
+    some_of,
+)
+from tensorhub_p2p.protocol.pull_events import (
+    ChunkHeld,
+    ChunkRevoked,
+    Completed,
+    Corrupt,
+    DigestsLearnt,
+    Fetch,
+    LayoutFound,
+    SourceFound,
+    SourceLost,
+    Starved,
+)
 from tensorhub_p2p.protocol.sources import (
     ACTIVE,
     ANSWERED,
@@ -76,86 +92,14 @@ MAX_MISMATCHES = 2
 """Wrong chunks until a source is shunned."""
 MIN_IN_FLIGHT = 2
 """Chunks that one source may always have in flight."""
+IN_FLIGHT_PER_READER = 3
+"""One in work; two queued bridge the time until a busy machine runs the swarm's thread again."""
 MAX_WANTED = 32
 """Digests asked for at a time."""
 MAX_BACKOFF = 8
 """Longest back-off, in units of `retry_interval`."""
 MAX_NAMED = 16
 """Chunks named in `Starved`."""
-
-
-@dataclass(frozen=True)
-class LayoutFound(Event):
-    """The publication's layout. The driver checks it, then says `begin`. Emitted once."""
-
-    layout: Layout
-
-
-@dataclass(frozen=True)
-class SourceFound(Event):
-    """A lease was granted (again): read from there through one of these endpoints."""
-
-    source: SourceId
-    endpoints: tuple[Endpoint, ...]
-
-
-@dataclass(frozen=True)
-class SourceLost(Event):
-    """Nothing more will be fetched there: reads that still run may be broken off."""
-
-    source: SourceId
-
-
-@dataclass(frozen=True)
-class Fetch(Event):
-    """Read this chunk from there and check it; report `fetched` or `failed` exactly once."""
-
-    source: SourceId
-    chunk: int
-    digest: bytes
-
-
-@dataclass(frozen=True)
-class DigestsLearnt(Event):
-    """Digests of the publication, to be served on."""
-
-    digests: tuple[tuple[int, bytes], ...]
-
-
-@dataclass(frozen=True)
-class ChunkHeld(Event):
-    """The chunk's bytes are here and match: serve it on."""
-
-    chunk: int
-    digest: bytes
-
-
-@dataclass(frozen=True)
-class ChunkRevoked(Event):
-    """A held chunk matched a digest that the origin contradicts: serve it no longer."""
-
-    chunk: int
-
-
-@dataclass(frozen=True)
-class Completed(Event):
-    """Every chunk is held."""
-
-
-@dataclass(frozen=True)
-class Starved(Event):
-    """No holder that answers has these chunks (the first few; none: nobody answered at all)."""
-
-    chunks: tuple[int, ...]
-    tried: tuple[SourceFacts, ...]
-
-
-@dataclass(frozen=True)
-class Corrupt(Event):
-    """Every source of this chunk sent wrong bytes, and there is no other."""
-
-    chunk: int
-    sources: tuple[SourceId, ...]
 
 
 class Swarm:
@@ -178,20 +122,18 @@ class Swarm:
     ) -> None:
         self.pull = pull
         self.publication = publication
-        self.layout: Layout | None = None
-        """The publication's, once it is known."""
         self.done = False
         self.dropped = 0
         """Malformed messages that were dropped."""
         self._own = own
-        self._own_layout = layout
         self._transports = tuple(transports)
         self._config = config
         self._rng = rng
         self._sources: dict[SourceId, Source] = {}
-        self._pages: LayoutPages | None = None
+        self._agreement = LayoutAgreement(layout)
         self._page_from: Source | None = None
-        self._page_retry_at = 0.0
+        """Who was asked for the next page of the layout, last at `_page_at`."""
+        self._page_at = 0.0
         self._manifest = Manifest(0)
         self._begun = False
         self._held = 0
@@ -206,6 +148,11 @@ class Swarm:
     @property
     def outbox(self) -> Outbox:
         return self._outbox
+
+    @property
+    def layout(self) -> Layout | None:
+        """The publication's, once it is known."""
+        return self._agreement.found
 
     @property
     def held(self) -> ChunkSet:
@@ -226,8 +173,10 @@ class Swarm:
         for candidate in sorted(candidates, key=lambda c: c.locality):
             source = self._remember(candidate.source, candidate.locality, candidate.phase)
             if source is not None:
-                source.listed = candidate.phase is not Phase.WITHDRAWING
+                source.listed = True
                 source.locality, source.phase = candidate.locality, candidate.phase
+                if source.state is SourceState.DEAD and not source.in_flight:
+                    source.enter(now, SourceState.KNOWN)  # its death was refuted
         self.tick(now)
 
     def begin(self, now: float) -> None:
@@ -308,6 +257,7 @@ class Swarm:
     def tick(self, now: float) -> None:
         if self.done:
             return
+        self._hold_verdicts(now)
         self._ticked = now
         for source in self._sources.values():
             self._tend(now, source)
@@ -321,12 +271,24 @@ class Swarm:
                 return
         self._check_dry(now)
 
+    def _hold_verdicts(self, now: float) -> None:
+        """After a pause of our own, what came meanwhile is still unread: nobody was silent."""
+        planned = self.next_wakeup()
+        late = 0.0 if planned is None else now - max(planned, self._ticked)
+        if late <= self._config.retry_interval:
+            return
+        for source in self._sources.values():
+            if source.state is SourceState.ASKING:
+                source.since += late
+        if self._dry_since is not None:
+            self._dry_since += late
+
     def next_wakeup(self) -> float | None:
         if self.done:
             return None
         return earliest(
             *(self._tend_at(source) for source in self._sources.values()),
-            self._page_retry_at if self._pages is not None and self._page_from else None,
+            self._page_at + self._config.retry_interval if self._page_from else None,
             None if self._dry_since is None else self._dry_since + self._config.unavailable_after,
             self._stall_at() if self._begun else None,
         )
@@ -365,7 +327,9 @@ class Swarm:
             return
         fresh = [s for s in self._sources.values() if s.state is SourceState.KNOWN and s.listed]
         self._rng.shuffle(fresh)
+        # Who withdraws comes last, but if it is the only one it waits for us to have it all.
         fresh.sort(key=lambda s: (s.locality, s.phase is Phase.PARTIAL))
+        fresh.sort(key=lambda s: s.phase is Phase.WITHDRAWING)
         for source in fresh[:room]:
             source.enter(now, SourceState.ASKING)
             source.asks = 0
@@ -380,7 +344,7 @@ class Swarm:
             pull=self.pull,
             slot=source.id.slot,
             publication=self.publication,
-            layout=self._own_layout.digest,
+            layout=self._agreement.own.digest,
             transports=self._transports,
             have=self.held.to_bytes(),
             puller=self._own.slot,
@@ -397,7 +361,7 @@ class Swarm:
 
     def _state(self) -> tuple[bool, bool]:
         """What a source wants to know of us: have we something, do we know all digests."""
-        return (self._held != 0, self.layout is not None and self._manifest.complete)
+        return (self._held != 0, self._agreement.settled and self._manifest.complete)
 
     # --- tending the ones we have --------------------------------------------------------
 
@@ -409,8 +373,9 @@ class Swarm:
         if source.state is SourceState.RESTING:
             return None if source.in_flight or not source.listed else source.retry_at
         if source.state in ANSWERED:
-            news = source.told != self._state() or self._wanting(source) != 0
-            if news:
+            if self._wanting(source):
+                return source.told_at  # at once: readers may be idle for want of a digest
+            if source.told != self._state():
                 return source.told_at + config.update_interval
             return source.told_at + config.lease_seconds / 3
         return None
@@ -438,7 +403,7 @@ class Swarm:
         That mends a lost offer, grant or update, of which neither side would hear.
         """
         wanted = self._wanting(source)
-        busy = source.in_flight or self._fetchable(source) or wanted
+        busy = source.in_flight or wanted or fetchable(source, self._open(), self._wanted())
         idle = source.state is SourceState.WAITING or not busy
         if idle and source.told == self._state() and self._needed():
             self._hello(now, source)
@@ -457,13 +422,10 @@ class Swarm:
         """The chunks whose digests to ask for there now: only if we run out of known ones."""
         if source.state is not SourceState.OPEN:
             return 0
-        needed = self._needed()
-        known = self._manifest.known.bits
-        if (needed & known & ~self._flying).bit_count() >= self._in_flight_limit():
+        if self._wanted().bit_count() >= self._in_flight_limit():
             return 0
-        unknown = needed & source.have & ~known
-        pending = source.wanted & unknown
-        return 0 if pending else unknown
+        unknown = self._needed() & source.have & ~self._manifest.known.bits
+        return 0 if source.wanted & unknown else unknown
 
     def _rest(self, now: float, source: Source, why: str) -> None:
         """Leave it alone for a while; what it has in flight comes back through `failed`."""
@@ -487,10 +449,14 @@ class Swarm:
     def _offered(self, now: float, source: Source, offer: PullOffer) -> None:
         if source.state not in ACTIVE or offer.publication != self.publication:
             return
-        if not self._agrees(now, source, offer):
+        num_chunks = self._agreement.grid(offer)
+        have = ChunkSet.from_bytes(num_chunks, offer.have)
+        digests = unpack(num_chunks, offer.known, offer.digests)
+        if not self._agreement.settled:
+            self._settle(offer)
+        if offer.layout != self._agreement.digest:
+            self._rest(now, source, "offers another layout of the same publication")
             return
-        have = ChunkSet.from_bytes(self._manifest.num_chunks, offer.have)
-        digests = unpack(self._manifest.num_chunks, offer.known, offer.digests)
         source.have = have.bits
         self._learn(source, digests)
         for peer, slot in offer.others:
@@ -508,34 +474,8 @@ class Swarm:
             source.enter(now, SourceState.OPEN)
             self._outbox.emit(SourceFound(source.id, offer.endpoints))
 
-    def _agrees(self, now: float, source: Source, offer: PullOffer) -> bool:
-        """Whether the offer is of the layout that we go by; the first one settles it."""
-        settled = self.layout.digest if self.layout else self._pages and self._pages.digest
-        if settled is None:
-            self._settle_layout(offer)
-            settled = offer.layout
-        if offer.layout == settled:
-            return True
-        self._rest(now, source, "offers another layout of the same publication")
-        return False
-
-    def _settle_layout(self, offer: PullOffer) -> None:
-        own = self._own_layout
-        is_ours = offer.layout == own.digest
-        if (
-            offer.num_bytes > MAX_BYTES
-            or offer.chunk_bytes != chunk_bytes_for(offer.num_bytes)
-            or (is_ours and offer.num_bytes != own.num_bytes)
-        ):
-            raise ValueError(f"{offer.num_bytes} bytes in chunks of {offer.chunk_bytes}")
-        self._manifest = Manifest(-(-offer.num_bytes // offer.chunk_bytes))
-        if is_ours:
-            self._layout_found(own)
-        else:
-            self._pages = LayoutPages(offer.layout)
-
     def _updated(self, source: Source, update: PullUpdate) -> None:
-        if source.state in ANSWERED and (self.layout or self._pages):
+        if source.state in ANSWERED and self._agreement.settled:
             source.have = ChunkSet.from_bytes(self._manifest.num_chunks, update.have).bits
             self._learn(source, update.digests)
 
@@ -574,46 +514,50 @@ class Swarm:
 
     # --- the layout ----------------------------------------------------------------------
 
+    def _settle(self, offer: PullOffer) -> None:
+        """The first sound offer decides which layout we go by."""
+        self._agreement.settle(offer)
+        self._manifest = Manifest(self._agreement.num_chunks)
+        if self._agreement.found is not None:
+            self._layout_found(self._agreement.found)
+
     def _ask_layout(self, now: float) -> None:
         """Ask one source that answers for the next page; another one if it stays silent."""
-        if self._pages is None or self.layout is not None:
+        if self._agreement.next is None:
             return
         asked = self._page_from
-        if asked is not None and asked.state in ANSWERED and now < self._page_retry_at:
+        patient = now < self._page_at + self._config.retry_interval
+        if asked is not None and asked.state in ANSWERED and patient:
             return
-        answering = [s for s in self._sources.values() if s.state in ANSWERED and s is not asked]
-        if answering:
-            asked = min(answering, key=lambda s: s.locality)
-        if asked is None or asked.state not in ANSWERED:
+        answering = [s for s in self._sources.values() if s.state in ANSWERED]
+        others = [s for s in answering if s is not asked] or answering
+        if others:
+            self._request_page(now, min(others, key=lambda s: s.locality))
+        else:
             self._page_from = None
-            return
-        self._request_page(now, asked, self._pages.next)
 
-    def _request_page(self, now: float, source: Source, first: int) -> None:
-        self._page_from = source
-        self._page_retry_at = now + self._config.retry_interval
-        self._outbox.send(source.id.peer, LayoutRequest(self.pull, source.id.slot, first))
+    def _request_page(self, now: float, source: Source) -> None:
+        first = self._agreement.next
+        if first is not None:
+            self._page_from, self._page_at = source, now
+            self._outbox.send(source.id.peer, LayoutRequest(self.pull, source.id.slot, first))
 
     def _paged(self, now: float, source: Source, page: LayoutPage) -> None:
-        if self._pages is None or self.layout is not None:
+        if self._agreement.next is None:
             return
-        before = self._pages.next
         try:
-            layout = self._pages.add(page)
+            was_next = self._agreement.add(page)
         except LayoutMismatch as error:
             self._start_over(now, source, str(error))
             return
-        if layout is None:
-            if self._pages.next != before:
-                self._request_page(now, source, self._pages.next)
-        elif layout.num_chunks != self._manifest.num_chunks:
-            self._start_over(now, source, "its layout is of another size than it said")
-        else:
-            self._layout_found(layout)
+        if self._agreement.found is not None:
+            self._layout_found(self._agreement.found)
+        elif was_next:
+            self._request_page(now, source)
 
     def _start_over(self, now: float, liar: Source, why: str) -> None:
         """The layout that was announced does not exist: ask everybody again what it is."""
-        self._pages = self._page_from = None
+        self._page_from = None
         self._manifest = Manifest(0)
         self._rest(now, liar, why)
         for source in self._sources.values():
@@ -624,8 +568,7 @@ class Swarm:
                 self._hello(now, source)
 
     def _layout_found(self, layout: Layout) -> None:
-        self.layout = layout
-        self._pages = self._page_from = None
+        self._page_from = None
         self._dry, self._dry_since = 0, None
         self._outbox.emit(LayoutFound(layout))
         known = tuple((chunk, self._manifest[chunk]) for chunk in self._manifest.known)
@@ -637,12 +580,16 @@ class Swarm:
     def _needed(self) -> int:
         return ((1 << self._manifest.num_chunks) - 1) & ~self._held
 
+    def _wanted(self) -> int:
+        """Chunks that could be asked for now, if somebody has them."""
+        return self._needed() & self._manifest.known.bits & ~self._flying
+
     def _open(self) -> list[Source]:
         return [s for s in self._sources.values() if s.state is SourceState.OPEN]
 
     def _in_flight_limit(self) -> int:
-        """Chunks in flight altogether: one in work and one queued for each reader."""
-        return 2 * self._config.reader_threads
+        """Chunks in flight altogether: one in work and some queued for each reader."""
+        return IN_FLIGHT_PER_READER * self._config.reader_threads
 
     def _stalls_at(self, asked: float) -> float:
         """From then on a chunk in flight no longer keeps others from being asked for."""
@@ -657,17 +604,6 @@ class Swarm:
         ]
         return earliest(*(at for at in stalls if at > self._ticked))
 
-    def _fetchable(self, source: Source) -> int:
-        """Chunks to be had there now; one that came wrong from there only if nobody else has it."""
-        wanted = self._needed() & self._manifest.known.bits & ~self._flying & source.have
-        if wanted & source.bad:
-            elsewhere = 0
-            for other in self._open():
-                if other is not source:
-                    elsewhere |= other.have & ~other.bad
-            wanted &= ~(source.bad & elsewhere)
-        return wanted
-
     def _dispatch(self, now: float) -> None:
         """Hand out fetches as long as there are readers and chunks for them."""
         flying = sum(
@@ -677,12 +613,13 @@ class Swarm:
         )
         room = self._in_flight_limit() - flying
         sources = self._open()
-        if room <= 0 or not sources or not self._needed() & ~self._flying:
+        if room <= 0 or not sources or not self._wanted():
             return
         limit = max(MIN_IN_FLIGHT, self._in_flight_limit() // len(sources))
         levels = rarity_levels(s.have for s in self._sources.values() if s.state in ANSWERED)
+        num_needed = self._needed().bit_count()
         while room > 0:
-            choice = self._choose(sources, limit)
+            choice = best_source(sources, self._wanted(), num_needed, limit, self._rng)
             if choice is None:
                 return
             source, among = choice
@@ -691,39 +628,6 @@ class Swarm:
             self._flying |= 1 << chunk
             self._outbox.emit(Fetch(source.id, chunk, self._manifest[chunk]))
             room -= 1
-
-    def _choose(self, sources: list[Source], limit: int) -> tuple[Source, int] | None:
-        """The best source that can take one more chunk, and the chunks to choose from."""
-        best: tuple[tuple[float, ...], Source, int] | None = None
-        fastest = max((s.rate for s in sources if s.rate), default=1.0)
-        for source in sources:
-            if len(source.in_flight) >= limit:
-                continue
-            among = self._fetchable(source) & ~self._better_left(source, sources)
-            if not among:
-                continue
-            wait = (len(source.in_flight) + 1) / (source.rate or fastest)
-            rank = (source.locality, wait, self._rng.random())
-            if best is None or rank < best[0]:
-                best = (rank, source, among)
-        return None if best is None else best[1:]
-
-    def _better_left(self, source: Source, sources: list[Source]) -> int:
-        """What faster ones have, if they'd be through with everything before it did one chunk.
-
-        Only sources with a strictly higher rate count, so that no two wait for each other.
-        """
-        rate = source.rate
-        if not rate:
-            return 0
-        faster = [s for s in sources if s.rate and s.rate > rate]
-        combined = sum(s.rate or 0.0 for s in faster)
-        if self._needed().bit_count() * rate >= combined:
-            return 0
-        elsewhere = 0
-        for other in faster:
-            elsewhere |= other.have & ~other.bad
-        return elsewhere
 
     def _landed(self, source: SourceId, chunk: int) -> tuple[Source, float] | None:
         """A reader is through with the chunk: (its source, when it was asked for)."""

@@ -172,14 +172,21 @@ class Driver:
         self.control.post(lambda now: self._verbs.begin(now, timeout, start, future))
         return future
 
-    def result(self, slot: Slot, future: Future[Any]) -> Any:
-        """Wait for the end of a slot's verb; an interrupted wait (Ctrl-C) ends the verb too."""
+    def run(self, slot: Slot, timeout: float, start: Start) -> Any:
+        """Run a verb of this slot to its end; a wait that is interrupted (Ctrl-C) ends it too."""
+        future: Future[Any] | None = None
         try:
+            future = self.verb(timeout, start)
             return future.result()
         except BaseException:
-            if not future.done() and self.running:
-                self.control.post(lambda now: self.node.interrupt(now, slot))
+            if future is None or not future.done():
+                self.interrupt(slot)
             raise
+
+    def interrupt(self, slot: Slot) -> None:
+        """End the slot's verb, if one is under way: nobody waits for it any more."""
+        if self.running:
+            self.control.post(lambda now: self.node.interrupt(now, slot))
 
     def ask(self, question: Callable[[float], Any]) -> Any:
         """Run `question(now)` on the control thread and wait for what it returns."""

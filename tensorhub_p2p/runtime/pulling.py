@@ -23,13 +23,13 @@ from typing import Any
 from tensorhub_p2p.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Slot
-from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.sources import SourceId
 from tensorhub_p2p.protocol.verbs import Answer
 from tensorhub_p2p.results import Pull, SourceReport
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
 from tensorhub_p2p.runtime.progress import Progress
+from tensorhub_p2p.runtime.verbs import Start
 from tensorhub_p2p.transfer.engine import Hooks, PullOutcome, ShardPull, SourceOutcome
 from tensorhub_p2p.transfer.memory import Region
 
@@ -114,10 +114,11 @@ class PullRun(Hooks):
 
     def begin(self, into: Region) -> None:
         started = time.monotonic()
-        self._give_up_old(max(0.01, self._deadline - started))
+        self._give_up_old(self._time_left())
         exported = Exported(self._driver.transports, into, ChunkSet(into.layout.num_chunks))
         self.exported = exported
-        self._announced = self._announce(into.layout, exported, complete=False)
+        start = self._start_announcing(exported, complete=False)
+        self._announced = self._driver.verb(self._time_left(), start)
         self._registering = time.monotonic() - started
         if self._progress is not None:
             self._progress.begin(into.layout)
@@ -141,14 +142,15 @@ class PullRun(Hooks):
 
     # --- announcing ----------------------------------------------------------------------
 
-    def _announce(self, layout: Layout, exported: Exported, *, complete: bool) -> Future[Any]:
+    def _start_announcing(self, exported: Exported, *, complete: bool) -> Start:
         node, slot, answer = self._driver.node, self._slot, self._answer
-        return self._driver.verb(
-            max(0.01, self._deadline - time.monotonic()),
-            lambda now, number, deadline: node.hold(
-                now, number, deadline, slot, answer, layout, exported.endpoints, complete
-            ),
+        layout, endpoints = exported.region.layout, exported.endpoints
+        return lambda now, number, deadline: node.hold(
+            now, number, deadline, slot, answer, layout, endpoints, complete
         )
+
+    def _time_left(self) -> float:
+        return max(0.01, self._deadline - time.monotonic())
 
     def _settle_announcement(self) -> None:
         """The first announcement ran beside the pull; a handle has one verb at a time."""
@@ -158,17 +160,16 @@ class PullRun(Hooks):
 
     def _end_announcement(self) -> None:
         """The same without waiting for it: the pull failed."""
-        node = self._driver.node
-        if self._announced is not None and not self._announced.done() and self._driver.running:
-            self._driver.control.post(lambda now: node.interrupt(now, self._slot))
+        if self.exported is not None:
+            self._driver.interrupt(self._slot)
             self._settle_announcement()
 
     def _finish(self) -> Exported:
         started = time.monotonic()
         exported = self.exported
         assert exported is not None
-        announced = self._announce(exported.region.layout, exported, complete=True)
-        self._driver.result(self._slot, announced)
+        start = self._start_announcing(exported, complete=True)
+        self._driver.run(self._slot, self._time_left(), start)
         self._finishing = time.monotonic() - started
         return exported
 

@@ -7,16 +7,19 @@ Theory. `publish` must not wait for digests, so one thread per process takes the
 background (xxhash releases the GIL for all but tiny buffers). Chunks that somebody asked
 for come first, over all jobs; the rest goes round robin among the jobs. `cancel` is a
 fence: when it returns, no digest of that job is being taken or ever will be, so the
-memory may change. A chunk is at most 16 MiB: a millisecond or two.
+memory may change. A chunk is at most 16 MiB: a millisecond or two. Whoever hears of a
+digest wakes other threads, so many are told at a time, but the first that was asked for
+at once.
 
-Bounds: a job holds two sets of its chunks, nothing per chunk; jobs are as many as there
-are published handles.
+Bounds: a job holds two sets of its chunks and what was not told yet, which is at most
+what `news_interval` brings; jobs are as many as there are published handles.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -74,6 +77,8 @@ class DigestJob:
         self._waiting = chunks
         self._rest = iter(chunks.copy())
         self._asked: deque[int] = deque()
+        self._untold: deque[tuple[int, bytes]] = deque()
+        self._tell_at = float("-inf")
         self.failure: BaseException | None = None
         """Why the job ended early, if it did."""
 
@@ -95,11 +100,25 @@ class DigestJob:
                 return chunk
         return next((chunk for chunk in self._rest if chunk in self._waiting), None)
 
+    def _taken(self, chunk: int, digest: bytes, news_interval: float) -> None:
+        """Tell what was taken: the first, and the first after somebody asked, at once."""
+        self._untold.append((chunk, digest))
+        if self._waiting and time.monotonic() < self._tell_at:
+            return
+        self._tell_at = time.monotonic() + news_interval
+        while self._untold:
+            self._done(*self._untold.popleft())
+
 
 class Digester:
-    """The one thread that takes digests. It starts with the first job."""
+    """The one thread that takes digests. It starts with the first job.
 
-    def __init__(self) -> None:
+    `news_interval` is the time in seconds over which digests are collected until they are
+    told.
+    """
+
+    def __init__(self, news_interval: float = 0.005) -> None:
+        self._news_interval = news_interval
         self._changed = threading.Condition()
         self._jobs: deque[DigestJob] = deque()
         self._running: DigestJob | None = None
@@ -141,6 +160,7 @@ class Digester:
         with self._changed:
             if job in self._jobs:
                 job._asked.extend(c for c in chunks if c in job._waiting and c not in job._asked)
+                job._tell_at = float("-inf")
 
     def _cancel(self, job: DigestJob) -> None:
         with self._changed:
@@ -148,6 +168,7 @@ class Digester:
                 self._jobs.remove(job)
             if threading.current_thread() is not self._thread:
                 self._changed.wait_for(lambda: self._running is not job)
+        job._untold.clear()
 
     def _work(self) -> None:
         scratch = Scratch()
@@ -155,7 +176,8 @@ class Digester:
             while (step := self._take()) is not None:
                 job, chunk = step
                 try:
-                    job._done(chunk, digest(job._region, chunk, scratch))
+                    taken = digest(job._region, chunk, scratch)
+                    job._taken(chunk, taken, self._news_interval)
                 except Exception as error:  # noqa: BLE001  a job's fault must not end the others
                     job.failure = error
                     _log.exception("taking digests of %r ended early", job._region.layout)

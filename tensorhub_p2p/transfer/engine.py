@@ -39,8 +39,7 @@ from tensorhub_p2p.protocol.identity import PeerId, Publication
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Event, Send
 from tensorhub_p2p.protocol.messages import Message
-from tensorhub_p2p.protocol.sources import Candidate, SourceFacts, SourceId
-from tensorhub_p2p.protocol.swarm import (
+from tensorhub_p2p.protocol.pull_events import (
     ChunkHeld,
     ChunkRevoked,
     Completed,
@@ -51,8 +50,9 @@ from tensorhub_p2p.protocol.swarm import (
     SourceFound,
     SourceLost,
     Starved,
-    Swarm,
 )
+from tensorhub_p2p.protocol.sources import Candidate, SourceFacts, SourceId
+from tensorhub_p2p.protocol.swarm import Swarm
 from tensorhub_p2p.protocol.verbs import HoldersChanged
 from tensorhub_p2p.transfer.links import (
     Connected,
@@ -166,6 +166,10 @@ class ShardPull:
         self._found: list[SourceFound] = []
         """Sources that were found before the layout was known."""
         self._learnt: list[tuple[int, bytes]] = []
+        self._news: list[ChunkHeld] = []
+        """Chunks in place that the hooks haven't heard of yet."""
+        self._news_at = float("-inf")
+        """When the hooks may hear of the next ones."""
         self._begun = False
         self._done = False
         self._moved = 0
@@ -186,8 +190,11 @@ class ShardPull:
             while not self._done:
                 self._take(time.monotonic())
                 self._carry_out()
+                if time.monotonic() >= self._news_at:
+                    self._tell_news()
         finally:
             self._stop()
+            self._tell_news()
 
     def outcome(self) -> PullOutcome:
         """What was done, to be asked after `run`."""
@@ -231,6 +238,8 @@ class ShardPull:
         """Wait for something to happen; feed it, and what else has come, to the swarm."""
         wakeup = self._swarm.next_wakeup()
         until = self._deadline if wakeup is None else min(wakeup, self._deadline)
+        if self._news:
+            until = min(until, self._news_at)
         try:
             item = self._inbox.get(timeout=max(0.0, until - now))
             for _ in range(MAX_BATCH):
@@ -239,7 +248,8 @@ class ShardPull:
         except Empty:
             pass
         now = time.monotonic()
-        self._swarm.tick(now)
+        if wakeup is not None and now >= wakeup:  # inputs tick by themselves
+            self._swarm.tick(now)
         if now >= self._deadline and not self._swarm.done:
             raise self._timeout()
 
@@ -285,7 +295,7 @@ class ShardPull:
         if isinstance(event, Fetch):
             self._links[event.source].submit(event.chunk, event.digest)
         elif isinstance(event, ChunkHeld):
-            self._hooks.held(event.chunk, event.digest)
+            self._news.append(event)
         elif isinstance(event, DigestsLearnt):
             self._on_digests(event.digests)
         elif isinstance(event, LayoutFound):
@@ -297,6 +307,7 @@ class ShardPull:
             if link is not None:
                 link.abort()
         elif isinstance(event, ChunkRevoked):
+            self._tell_news()
             self._hooks.revoked(event.chunk)
         elif isinstance(event, Completed):
             self._done = True
@@ -304,6 +315,18 @@ class ShardPull:
             raise self._starved(event)
         elif isinstance(event, Corrupt):
             raise self._corrupt(event)
+
+    def _tell_news(self) -> None:
+        """Let the hooks know of chunks: of the first at once, then of many at a time.
+
+        What hears of them wakes other threads, which take the readers' time.
+        """
+        if not self._news:
+            return
+        self._news_at = time.monotonic() + self._config.news_interval
+        news, self._news = self._news, []
+        for held in news:
+            self._hooks.held(held.chunk, held.digest)
 
     def _on_layout(self, layout: Layout) -> None:
         into = self._region.arranged(layout)

@@ -131,7 +131,8 @@ class Link:
         self._readers = readers
         self._changed = threading.Condition()
         self._orders: deque[Order] = deque()
-        self._open: set[Reader] = set()
+        self._open: dict[Reader, str] = {}
+        """Readers in the threads' hands, with their transport."""
         self._threads = 0
         self._idle = 0
         self._writing = 0
@@ -295,15 +296,15 @@ class Link:
         with self._changed:
             if not self._closed:
                 self.transport = name
-                self._open.add(reader)
+                self._open[reader] = name
                 return True
         reader.close()
         return False
 
     def _reject(self, reader: Reader, error: CannotReach) -> None:
-        self._drop(reader)
         with self._changed:
-            name = self._usable[0][0] if self._usable else ""
+            name = self._open[reader]
+        self._drop(reader)
         self._exclude(name, error)
 
     def _exclude(self, name: str, error: CannotReach) -> None:
@@ -316,7 +317,7 @@ class Link:
 
     def _drop(self, reader: Reader) -> None:
         with self._changed:
-            self._open.discard(reader)
+            self._open.pop(reader, None)
         reader.close()
 
     def _read(self, chunk: int, digest: bytes, reader: Reader) -> None:

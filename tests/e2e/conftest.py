@@ -40,7 +40,6 @@ def peer(cluster: str) -> Iterator[Callable[..., th.Peer]]:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     pool = Pool()
-    pool.prepare(3)
     yield pool
     pool.close()
 

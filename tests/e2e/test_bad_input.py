@@ -174,7 +174,7 @@ def test_a_tensor_that_moved_since_it_was_registered_is_an_error(handle: th.Shar
     weight = torch.nn.Parameter(torch.zeros(1024))
     handle.register({"w": weight})
     weight.data = torch.ones(1024)
-    with pytest.raises(th.StateError, match="'w'.*other memory.*register"):
+    with pytest.raises(th.StateError, match=r"'w'.*other memory.*register"):
         handle.publish(1)
 
 
@@ -426,13 +426,16 @@ def test_closing_the_peer_from_another_thread_ends_every_wait_at_once(pair: Pair
 def test_a_body_that_raises_closes_handle_and_peer_and_raises_the_same(peer: StartPeer) -> None:
     first = peer()
     first.open("m", replica="t").register(blank())
-    with (
-        pytest.raises(ZeroDivisionError),
-        peer() as second,
-        second.open("m", replica="r") as handle,
-    ):
-        handle.register(blank())
-        raise ZeroDivisionError
+    second = peer()
+    handle = second.open("m", replica="r")
+
+    def body() -> None:
+        with second, handle:
+            handle.register(blank())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        body()
     assert handle.state is th.HandleState.CLOSED
     with pytest.raises(th.PeerClosed):
         second.members()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable
 
 import numpy
@@ -80,9 +79,9 @@ def test_every_kind_of_tensor_arrives_whatever_the_order_of_registration(
     trainer.publish(1)
     pull = rollout.replicate(1, timeout=30)
     assert_equal(mine, theirs)
-    assert pull.bytes == sum(
-        t.nbytes for name, t in theirs.items() if name != "head"
-    ), "tied weights move once, everything else once"
+    assert pull.bytes == sum(t.nbytes for name, t in theirs.items() if name != "head"), (
+        "tied weights move once, everything else once"
+    )
     assert [source.transport for source in pull.sources] == [way.split()[0]]
     assert pull.retried == 0
 
@@ -268,35 +267,19 @@ def test_rollouts_of_two_shards_and_three_replicas_in_six_processes(
     for rollout in rollouts:
         rollout.finish()
     for number, rollout in enumerate(rollouts):
-        rollout.begin(
-            steps.open_shard, f"rollout-{number // 2}", shard=number % 2, num_shards=2
-        )
+        rollout.begin(steps.open_shard, f"rollout-{number // 2}", shard=number % 2, num_shards=2)
     for rollout in rollouts:
         rollout.finish()
     for version in range(1, 4):
         for rollout in rollouts:
             rollout.begin(steps.replicate, version)
-        side_by_side(lambda shard: trainers[shard].publish(version), weights, version)
+        for tensors in weights:
+            fill(tensors, version)
+        for wait in [trainer.publish_async(version, timeout=20) for trainer in trainers]:
+            wait.result(30)
         pulls = [rollout.finish() for rollout in rollouts]
         assert [pull.version for pull in pulls] == [version] * 6
-        side_by_side(lambda shard: trainers[shard].unpublish(), None, version)
+        for wait in [trainer.unpublish_async(20) for trainer in trainers]:
+            wait.result(30)
     for rollout in rollouts:
         assert not rollout.do(steps.faults)
-
-
-def side_by_side(
-    verb: Callable[[int], None], weights: list[steps.Tensors] | None, version: int
-) -> None:
-    """The verb of both shards at once."""
-
-    def run(shard: int) -> None:
-        if weights is not None:
-            fill(weights[shard], version)
-        verb(shard)
-
-    threads = [threading.Thread(target=run, args=(shard,)) for shard in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()

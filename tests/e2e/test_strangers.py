@@ -180,9 +180,7 @@ def _of(thread: threading.Thread, peer: th.Peer) -> bool:
     ],
     ids=str,
 )
-def test_options_are_checked_before_anything_starts(
-    options: dict[str, object], said: str
-) -> None:
+def test_options_are_checked_before_anything_starts(options: dict[str, object], said: str) -> None:
     before = threading.active_count()
     with pytest.raises((ValueError, th.JoinError), match=said):
         th.Peer(**options)  # type: ignore[arg-type]

@@ -49,21 +49,20 @@ class World:
 def work(pipe: Connection) -> None:
     """The worker's main loop."""
     faulthandler.register(signal.SIGUSR1)
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
     world = World(pipe)
-    pipe.send(("done", os.getpid()))
+    pipe.send(("done", None))
     while True:
         try:
             function, args, options = pipe.recv()
             answer = ("done", function(world, *args, **options))
         except EOFError:
-            return
+            return  # the tests are over
         except BaseException as error:  # noqa: BLE001 - the test gets it, Ctrl-C too
             answer = ("raised", error)
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except BrokenPipeError:
+            return  # the test has ended without us
 
 
 class Worker:
@@ -149,12 +148,9 @@ class Pool:
     def __init__(self) -> None:
         self._idle: list[Worker] = []
 
-    def prepare(self, count: int) -> None:
-        self._idle.extend(Worker() for _ in range(count - len(self._idle)))
-
     def take(self, count: int) -> list[Worker]:
         self._idle = [worker for worker in self._idle if worker.alive]
-        self.prepare(count)
+        self._idle.extend(Worker() for _ in range(count - len(self._idle)))
         taken, self._idle = self._idle[:count], self._idle[count:]
         for worker in taken:
             worker.wait_ready()

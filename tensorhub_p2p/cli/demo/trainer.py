@@ -30,7 +30,7 @@ def train(
     radio: Radio,
     samples: Queue[Batch],
 ) -> None:
-    optimizer = torch.optim.AdamW(half.parameters(), lr=plan.learning_rate)
+    optimizer = torch.optim.AdamW(half.parameters(), lr=plan.learning_rate, fused=True)
     collector = Collector(plan, radio, samples)
     radio.report(weights.publish(1))
     for version in range(1, plan.final_version + 1):

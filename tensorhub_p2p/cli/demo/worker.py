@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import traceback
 from dataclasses import dataclass
@@ -25,11 +26,17 @@ def work(plan: Plan, name: str, replica: str, shard: int, wires: Wires) -> None:
     """Entry point of a spawned process. Whatever goes wrong is reported, then the run fails."""
     # Ctrl-C reaches the whole process group; the conductor alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = 0
     try:
         play(plan, name, replica, shard, wires)
         wires.conductor.send(Finished())
     except Exception:  # noqa: BLE001 - the traceback travels to the conductor, which fails
         wires.conductor.send(Failed(traceback.format_exc()))
+        code = 1
+    wires.samples.close()
+    wires.samples.join_thread()
+    # Everything is closed. Taking torch's modules apart would cost a second of CPU in each.
+    os._exit(code)
 
 
 def play(plan: Plan, name: str, replica: str, shard: int, wires: Wires) -> None:

@@ -1,0 +1,515 @@
+"""Group calls: all shards get the same publication for the same call, or all hear of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from registry import Registry
+
+from tensorhub_p2p.config import GroupConfig
+from tensorhub_p2p.protocol.calls import CallAnswered, CallFailed, CallMember
+from tensorhub_p2p.protocol.election import generation_of
+from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
+from tensorhub_p2p.protocol.leading import CallLeader, LeaderState
+from tensorhub_p2p.protocol.machine import Event, Outbox
+from tensorhub_p2p.protocol.messages import (
+    CallAsk,
+    CallDecided,
+    CallRecorded,
+    CallWithdraw,
+    Decision,
+    GenerationRecord,
+    GroupMessage,
+    Message,
+    Question,
+)
+from tensorhub_p2p.protocol.selection import Floor
+from tensorhub_p2p.protocol.shard import TO_LEADER
+
+GROUP = Group("policy", "rollout")
+LATEST, FIVE, SIX = (Question("replicate", s) for s in ("latest", "5", "6"))
+CONFIG = GroupConfig()
+
+
+def publication(version: int) -> Publication:
+    return Publication(0, version, "trainer", Generation(1, 1))
+
+
+@dataclass
+class Resolver:
+    """Answers when the test says so: `latest` with what is newest then, a number with itself."""
+
+    newest: int | None = 1
+    asked: list[tuple[Question, int, Floor]] = field(default_factory=list)
+    pinned: int | None = None
+    _wanted: tuple[Question, Callable[[float, Decision], None]] | None = None
+
+    def resolve(
+        self,
+        now: float,
+        question: Question,
+        call: int,
+        floor: Floor,
+        then: Callable[[float, Decision], None],
+    ) -> None:
+        self.asked.append((question, call, floor))
+        self._wanted = (question, then)
+
+    def stop(self, now: float) -> None:
+        self._wanted = self.pinned = None
+
+    def answer(self, now: float) -> None:
+        """If there is an answer, give it."""
+        if self._wanted is None or self.newest is None:
+            return
+        (question, then), self._wanted = self._wanted, None
+        self.pinned = self.newest if question == LATEST else int(question.selector)
+        then(now, Decision(publication(self.pinned), 2))
+
+
+@dataclass
+class Shard:
+    """A member and, on the first one, the leader, as one machine."""
+
+    member: CallMember
+    leader: CallLeader | None
+    _outbox: Outbox = field(default_factory=Outbox)
+
+    @property
+    def outbox(self) -> Outbox:
+        for machine in (self.member, self.leader):
+            if machine is not None:
+                self._outbox.items += machine.outbox.drain()
+        return self._outbox
+
+    def receive(self, now: float, sender: PeerId, message: Message) -> None:
+        if not isinstance(message, TO_LEADER):
+            self.member.receive(now, sender, message)
+        elif self.leader is not None:
+            self.leader.receive(now, sender, message)
+
+    def tick(self, now: float) -> None:
+        self.member.tick(now)
+        if self.leader is not None:
+            self.leader.tick(now)
+
+    def next_wakeup(self) -> float | None:
+        wakeups = [self.member.next_wakeup(), self.leader and self.leader.next_wakeup()]
+        return min((w for w in wakeups if w is not None), default=None)
+
+
+@dataclass
+class Calls(Registry):
+    """The members of one generation, and what their verbs got."""
+
+    shards: int = 3
+    got: dict[tuple[int, int], Publication] = field(default_factory=dict)
+    """By (shard, call)."""
+    failed: list[tuple[int, CallFailed]] = field(default_factory=list)
+    resolver: Resolver = field(default_factory=Resolver)
+    answering: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        members = tuple(Member(s, PeerId(f"{10 + s:016x}"), 1) for s in range(self.shards))
+        self.record = GenerationRecord(generation_of(1, members), 0, members, 0)
+        self.members: list[CallMember] = []
+        for member in members:
+            slot = Slot(GROUP, member.shard)
+            calls = CallMember(slot, CONFIG)
+            calls.begin(self.record)
+            leads = member.shard == self.record.leader
+            leader = CallLeader(slot, self.record, self.resolver, CONFIG) if leads else None
+            self.members.append(calls)
+            self.machines[member.peer] = [Shard(calls, leader)]  # type: ignore[list-item]
+            if leader is not None:
+                self.leader = leader
+
+    def on_event(self, peer: PeerId, event: Event) -> None:
+        shard = int(peer, 16) - 10
+        if isinstance(event, CallAnswered):
+            key = (shard, event.call)
+            found = event.decision.publication
+            assert self.got.setdefault(key, found) == found
+            for (_, call), other in self.got.items():
+                assert call != event.call or other == found, "two answers to one call"
+        elif isinstance(event, CallFailed):
+            self.failed.append((shard, event))
+
+    def step(self) -> None:
+        if self.answering and self.rng.random() < 0.3:
+            self.resolver.answer(self.now)
+        super().step()
+
+    def ask(self, *questions: Question) -> None:
+        for member, question in zip(self.members, questions, strict=True):
+            member.ask(self.now, question)
+
+    def answered(self, call: int) -> bool:
+        return all((shard, call) in self.got for shard in range(self.shards))
+
+    def call(self, question: Question = LATEST) -> int:
+        """A call that succeeds everywhere; returns its number."""
+        call = self.members[0].part.call
+        self.ask(*[question] * self.shards)
+        self.until(lambda: self.answered(call))
+        for member in self.members:
+            assert member.succeeded(self.now, call)
+        return call
+
+
+# --- answers ---
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+@pytest.mark.parametrize("seed", range(40))
+def test_every_shard_gets_the_same_for_the_same_call(seed: int, loss: float) -> None:
+    calls = Calls(seed, loss, shards=1 + seed % 4)
+    for number in range(1, 5):
+        calls.resolver.newest = number * 10
+        assert calls.call() == number
+        assert calls.got[(0, number)] == publication(number * 10)
+    assert not calls.failed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nobody_acts_before_all_have_recorded(seed: int) -> None:
+    calls = Calls(seed, 0.1)
+    calls.ask(LATEST, LATEST, LATEST)
+
+    def over() -> bool:
+        recorded = [m.part.record is not None for m in calls.members]
+        assert not calls.got or all(recorded)
+        return calls.answered(1)
+
+    calls.until(over)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_next_call_waits_for_every_member_to_be_done_with_this_one(seed: int) -> None:
+    calls = Calls(seed, 0.1)
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: calls.answered(1))
+    calls.members[0].succeeded(calls.now, 1)
+    calls.members[1].succeeded(calls.now, 1)
+    calls.members[0].ask(calls.now, LATEST)
+    for _ in range(200):
+        calls.step()
+    assert (0, 2) not in calls.got
+    assert calls.resolver.pinned is not None, "the third one may still need it"
+    assert "shard 2 has not" in calls.leader.waiting_for()
+    calls.members[2].succeeded(calls.now, 1)
+    for member in calls.members[1:]:
+        member.ask(calls.now, LATEST)
+    calls.until(lambda: calls.answered(2))
+
+
+def test_a_retry_asks_the_same_call_and_gets_the_same_publication() -> None:
+    calls = Calls()
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: calls.answered(1))
+    calls.resolver.newest = 9
+    calls.members[1].ask(calls.now, LATEST)
+    calls.until(lambda: calls.members[1].part.question is None)
+    assert calls.got[(1, 1)] == publication(1)
+
+
+def test_the_floor_is_what_the_group_last_had() -> None:
+    calls = Calls()
+    calls.resolver.newest = 7
+    calls.call()
+    calls.call()
+    floors = [floor for _, _, floor in calls.resolver.asked]
+    assert floors == [(-1, -1), (0, 7)]
+    assert {m.floor for m in calls.members} == {(0, 7)}
+
+
+def test_a_call_that_was_only_recorded_does_not_succeed() -> None:
+    calls = Calls()
+    calls.answering = False
+    calls.ask(LATEST, LATEST, LATEST)
+    member = calls.members[1]
+    calls.resolver.newest = 3
+    calls.until(lambda: bool(calls.resolver.asked))
+    calls.resolver.answer(calls.now)
+    calls.until(lambda: member.part.record is not None)
+    if not member.part.decided:
+        assert not member.succeeded(calls.now, 1)
+
+
+# --- timeouts and other questions ---
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+@pytest.mark.parametrize("seed", range(40))
+def test_after_a_timeout_all_may_ask_something_else(seed: int, loss: float) -> None:
+    calls = Calls(seed, loss)
+    calls.answering = False
+    calls.ask(FIVE, FIVE, FIVE)
+    for _ in range(100):
+        calls.step()
+    # They time out one after the other, and the first asks anew while others still wait.
+    for member in calls.members:
+        member.withdraw()
+        member.ask(calls.now, SIX)
+        for _ in range(seed % 7):
+            calls.step()
+    calls.answering = True
+    calls.until(lambda: calls.answered(1))
+    assert calls.got[(0, 1)] == publication(6)
+    assert not calls.failed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_a_timeout_while_recording_all_may_ask_something_else(seed: int) -> None:
+    calls = Calls(seed)
+    deaf = calls.machines.pop(calls.record.members[2].peer)
+    calls.ask(FIVE, FIVE, FIVE)
+    calls.until(lambda: calls.leader.state is LeaderState.RECORDING)
+    for _ in range(50):
+        calls.step()
+    for member in calls.members:
+        member.withdraw()
+    calls.settle()
+    calls.until(lambda: len(calls.steps) < 2)
+    calls.machines[calls.record.members[2].peer] = deaf
+    calls.ask(SIX, SIX, SIX)
+    calls.until(lambda: calls.answered(1))
+    assert calls.got[(0, 1)] == publication(6)
+    assert not calls.failed
+
+
+def test_a_question_that_all_withdrew_is_not_decided() -> None:
+    calls = Calls()
+    calls.answering = False
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: len(calls.leader._asks) == 3)
+    for member in calls.members:
+        member.withdraw()
+    calls.until(lambda: calls.leader.state is LeaderState.OPEN, 100)
+    assert calls.resolver._wanted is None
+    calls.resolver.newest, calls.answering = 4, True
+    calls.call()
+    assert calls.got[(0, 1)] == publication(4), "what is newest when they ask again"
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+@pytest.mark.parametrize("seed", range(30))
+def test_different_questions_end_the_call_for_all_exactly_once(seed: int, loss: float) -> None:
+    calls = Calls(seed, loss)
+    calls.ask(*[LATEST, FIVE, FIVE][seed % 2 :], *[LATEST][: seed % 2])
+    calls.until(lambda: len(calls.failed) == 3)
+    for _ in range(200):
+        calls.step()
+    assert sorted(shard for shard, _ in calls.failed) == [0, 1, 2]
+    assert all(event.diverged and event.call == 1 for _, event in calls.failed)
+    assert "shard" in calls.failed[0][1].reason
+    assert calls.call() == 2
+
+
+def test_a_record_of_an_earlier_decision_does_not_count_for_a_later_one() -> None:
+    calls = Calls(shards=2)
+    leader, generation = calls.leader, calls.record.generation
+
+    def hear(kind: type[GroupMessage], shard: int, *fields: object) -> None:
+        sender = calls.record.members[shard].peer
+        leader.receive(0.0, sender, kind(GROUP, generation, 0, shard, 1, *fields))
+
+    hear(CallAsk, 0, FIVE, 1)
+    calls.resolver.answer(0.0)
+    hear(CallAsk, 0, SIX, 2)
+    calls.resolver.answer(0.0)
+    assert leader.state is LeaderState.RECORDING
+    hear(CallRecorded, 0, 1)
+    hear(CallRecorded, 1, 1)
+    assert leader.state is LeaderState.RECORDING
+    hear(CallRecorded, 0, 2)
+    hear(CallRecorded, 1, 2)
+    assert leader.state is LeaderState.DECIDED
+
+
+def test_only_questions_of_the_same_attempt_must_agree() -> None:
+    calls = Calls(shards=2)
+    calls.answering = False
+    one, other = calls.members
+    one.ask(0.0, FIVE)
+    one.withdraw()
+    one.ask(0.0, SIX)
+    other.ask(0.0, FIVE)
+    for _ in range(100):
+        calls.step()
+    assert not calls.failed
+    other.withdraw()
+    other.ask(calls.now, SIX)
+    calls.answering = True
+    calls.until(lambda: calls.answered(1))
+    assert calls.got[(0, 1)] == publication(6)
+
+
+def test_divergence_reaches_a_member_that_has_not_asked_yet() -> None:
+    calls = Calls()
+    calls.members[0].ask(0.0, LATEST)
+    calls.members[1].ask(0.0, FIVE)
+    calls.until(lambda: len(calls.failed) == 3)
+    assert calls.members[2].part.call == 2
+
+
+def test_a_decision_that_somebody_acted_on_can_not_be_asked_away() -> None:
+    calls = Calls()
+    calls.ask(FIVE, FIVE, FIVE)
+    calls.until(lambda: calls.answered(1))
+    calls.members[1].ask(calls.now, SIX)
+    calls.until(lambda: len(calls.failed) == 3)
+    assert all(event.diverged for _, event in calls.failed)
+
+
+def test_a_replica_of_one_shard_may_change_its_mind_also_after_the_decision() -> None:
+    calls = Calls(shards=1)
+    calls.ask(FIVE)
+    calls.until(lambda: calls.answered(1))
+    calls.got.clear()
+    calls.ask(SIX)
+    calls.until(lambda: calls.answered(1))
+    assert calls.got[(0, 1)] == publication(6)
+    assert calls.members[0].succeeded(calls.now, 1)
+    assert not calls.failed
+
+
+# --- a publication that can't be had ---
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_void_fails_one_verb_of_every_other_member(seed: int, loss: float) -> None:
+    calls = Calls(seed, loss)
+    calls.resolver.newest = 3
+    calls.call()
+    calls.resolver.newest = 4
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: calls.answered(2))
+    calls.members[0].succeeded(calls.now, 2)
+    calls.members[1].give_up(calls.now, 2, "no chunk 17")
+    if seed % 2:
+        calls.members[2].give_up(calls.now, 2, "no chunk 17 either")
+    calls.until(lambda: all(m.part.call == 3 and m._voiding is None for m in calls.members))
+    for _ in range(100):
+        calls.step()
+    assert sorted(shard for shard, _ in calls.failed) == ([0] if seed % 2 else [0, 2])
+    assert all("no chunk 17" in event.reason for _, event in calls.failed)
+    assert {m.floor for m in calls.members} == {(0, 3)}, "restored, also where it succeeded"
+    assert not calls.members[0].succeeded(calls.now, 2)
+    assert calls.call() == 3
+
+
+def test_a_void_ends_the_pin() -> None:
+    calls = Calls()
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: calls.answered(1))
+    assert calls.resolver.pinned == 1
+    calls.members[2].give_up(calls.now, 1, "gone")
+    calls.until(lambda: calls.resolver.pinned is None, 200)
+
+
+# --- the generation breaks ---
+
+
+@pytest.mark.parametrize("dead", range(3))
+@pytest.mark.parametrize("seed", range(40))
+def test_survivors_finish_what_one_of_them_heard_decided(seed: int, dead: int) -> None:
+    calls = Calls(seed, 0.05)
+    calls.ask(LATEST, LATEST, LATEST)
+    for _ in range(seed):
+        calls.step()
+    gone = calls.record.members[dead].peer
+    calls.crash(gone)
+    survivors = [m for m in calls.members if m.slot.shard != dead]
+    for _ in range(50):
+        calls.step()
+    if dead == 0:
+        calls.answering = False
+    for member in survivors:
+        member.broke(calls.now, "it is gone")
+        if member.slot.shard == 0:
+            calls.leader.broke(calls.now)
+    calls.until(lambda: all(m.part.question is None for m in survivors))
+    got = [m.slot.shard for m in survivors if (m.slot.shard, 1) in calls.got]
+    told = [shard for shard, _ in calls.failed if shard != dead]
+    assert sorted([*got, *told]) == [m.slot.shard for m in survivors]
+    assert len(got) in (0, 2), "all of them, or none"
+
+
+def test_a_survivor_that_is_through_with_the_call_still_tells_of_it() -> None:
+    calls = Calls()
+    leader = calls.record.members[0].peer
+    deaf = calls.machines.pop(calls.record.members[2].peer)
+    hear = deaf[0].receive
+
+    def receive(now: float, sender: PeerId, message: Message) -> None:
+        if not (isinstance(message, CallDecided) and sender == leader):
+            hear(now, sender, message)
+
+    deaf[0].receive = receive  # type: ignore[method-assign]
+    calls.machines[calls.record.members[2].peer] = deaf
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: (1, 1) in calls.got)
+    calls.members[1].succeeded(calls.now, 1)
+    calls.crash(leader)
+    for member in calls.members[1:]:
+        member.broke(calls.now, "the leader is gone")
+    calls.until(lambda: (2, 1) in calls.got)
+
+
+def test_nothing_is_decided_any_more_once_the_generation_broke() -> None:
+    calls = Calls()
+    calls.answering = False
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: bool(calls.resolver.asked))
+    calls.leader.broke(calls.now)
+    calls.resolver.answer(calls.now)
+    for _ in range(100):
+        calls.step()
+    assert calls.leader.state is LeaderState.OVER
+    assert not calls.got
+
+
+def test_a_member_that_knows_of_the_break_records_no_more() -> None:
+    calls = Calls()
+    calls.answering = False
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: bool(calls.resolver.asked))
+    calls.members[2].broke(calls.now, "somebody is gone")
+    calls.answering = True
+    calls.until(lambda: bool(calls.failed))
+    for _ in range(100):
+        calls.step()
+    assert not calls.got
+    assert calls.leader.state is LeaderState.RECORDING
+
+
+def test_a_new_generation_starts_at_call_one() -> None:
+    calls = Calls()
+    calls.call()
+    member = calls.members[0]
+    assert member.part.call == 2
+    members = calls.record.members
+    member.begin(GenerationRecord(generation_of(2, members), 0, members, 0, (0, 9)))
+    assert (member.part.call, member.floor) == (1, (0, 9))
+
+
+# --- cost ---
+
+
+@pytest.mark.parametrize("shards", [1, 2, 8])
+def test_a_call_costs_six_messages_a_member_without_loss(shards: int) -> None:
+    calls = Calls(shards=shards, tick=1e-4)
+    calls.call()
+    calls.settle()
+    calls.until(lambda: not calls.steps)
+    kinds: dict[str, int] = {}
+    for _, item in calls.sent:
+        assert isinstance(item.message, GroupMessage)
+        kinds[type(item.message).__name__] = kinds.get(type(item.message).__name__, 0) + 1
+    assert sum(kinds.values()) == 6 * shards, kinds
+    assert CallWithdraw.__name__ not in kinds
