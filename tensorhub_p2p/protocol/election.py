@@ -435,7 +435,8 @@ class Election:
             return
         for member in self.record.members:
             if member.peer == sender and member.shard == message.sender_shard:
-                self._member_gone(member)
+                name = self._liveness.name(member.peer)
+                self._break(f"{name}, which held shard {member.shard}, has left it")
                 return
 
     def peer_gone(self, now: float, peer: PeerId) -> None:

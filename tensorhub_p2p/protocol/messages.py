@@ -378,7 +378,7 @@ class Formed(Message, frozen=True):
 
 
 class MemberLeft(Message, frozen=True):
-    """The sender closed its handle: the generation is broken."""
+    """The sender is no part of this generation any more: it closed, or the generation broke."""
 
     group: Group
     shard: Count

@@ -21,8 +21,9 @@ slot passes to a waiting puller that has nothing yet. So everybody soon has some
 trade, and load spreads into chains and trees with no planner.
 
 Granted pullers get `PullUpdate`s with what is new, at most one each `update_interval`, or
-each `news_interval` when it carries a digest that they asked for. A lost update is not repeated: a puller
-that lacks something says `PullHello` again, and the offer is the whole state.
+each `news_interval` when it carries digests that they asked for. A lost update is not
+repeated: a puller that lacks something says `PullHello` again, and the offer is the whole
+state.
 
 What ends: withdrawing answers everybody with `PullGone` and is `Drained` when the last
 leaseholder has said goodbye, or after one lease time. What bounds it: `upload_slots`
@@ -112,6 +113,8 @@ class Lease:
     """Chunks whose digests it asked for and wasn't told."""
     urgent: bool = False
     """There is news that it asked for."""
+    answered: float = float("-inf")
+    """When it last got such news."""
     updated: float = float("-inf")
     """When it got its last offer or update."""
 
@@ -411,8 +414,9 @@ class ShardServer:
     def _tell(self, now: float, lease: Lease) -> None:
         lease.have_told, lease.digests_told = self.have.bits, self.manifest.known.bits
         lease.wanted &= ~self.manifest.known.bits
-        lease.urgent = False
         lease.updated = now
+        if lease.urgent:
+            lease.urgent, lease.answered = False, now
 
     def _has_news(self, lease: Lease) -> bool:
         told = (lease.have_told, lease.digests_told)
@@ -422,8 +426,9 @@ class ShardServer:
         return ChunkSet(self.layout.num_chunks, bits)
 
     def _update_due(self, lease: Lease) -> float:
-        config = self._config
-        return lease.updated + (config.news_interval if lease.urgent else config.update_interval)
+        if lease.urgent:
+            return lease.answered + self._config.news_interval
+        return lease.updated + self._config.update_interval
 
     def _lapses(self, lease: Lease) -> float:
         return lease.seen + self._config.lease_seconds

@@ -50,6 +50,7 @@ from tensorhub_p2p.protocol.messages import (
     CallDone,
     CallGiveUp,
     CallOverAck,
+    CallRecord,
     CallRecorded,
     CallWithdraw,
     Endpoint,
@@ -372,6 +373,7 @@ class ShardNode:
         """The verb's deadline has passed."""
         verb = self._verb
         assert verb is not None
+        reason = self._waiting_for(verb)
         if verb.name == "close" or verb.draining:
             self.server = None
             self._done(None)
@@ -382,7 +384,6 @@ class ShardNode:
             verb.deadline = now + self._pull.lease_seconds
             self.references.hide_unconfirmed(now)
             return
-        reason = self._waiting_for(verb)
         if verb.name == "open":
             self.claim.release(now)
         elif verb.name == "ask" and verb.go is None:
@@ -619,9 +620,14 @@ class ShardNode:
         elif message.generation < record.generation:
             # The sender did, or it was replaced and finds itself missing.
             self.outbox.send(sender, Formed(self.slot.group, message.sender_shard, record))
-        elif not self._is_member(record, sender, message.sender_shard):
-            return
-        elif not isinstance(message, TO_LEADER):
+        elif self._is_member(record, sender, message.sender_shard):
+            self._receive_in_generation(now, sender, message)
+
+    def _receive_in_generation(self, now: float, sender: PeerId, message: GroupMessage) -> None:
+        if self.election.broken and isinstance(message, (CallAsk, CallRecord)):
+            # The sender goes on with what is broken here: it has not heard of it.
+            self.outbox.send(sender, left(message))
+        if not isinstance(message, TO_LEADER):
             self.calls.receive(now, sender, message)
         elif self.leader is not None:
             self.leader.receive(now, sender, message)

@@ -28,7 +28,7 @@ Ends: `Completed`; `Starved` or `Corrupt` when for `unavailable_after` seconds n
 that answers has some chunk (Corrupt if wrong bytes of it came before). `stop` ends it
 from outside. Then every source is told `PullBye`, and nothing more comes out.
 
-Bounds: `max_candidates` sources remembered, `max_sources` leases, 3 x `reader_threads`
+Bounds: `max_candidates` sources remembered, `max_sources` leases, 2 x `reader_threads`
 chunks in flight (not counting those that a stalled source sits on).
 """
 
@@ -92,8 +92,6 @@ MAX_MISMATCHES = 2
 """Wrong chunks until a source is shunned."""
 MIN_IN_FLIGHT = 2
 """Chunks that one source may always have in flight."""
-IN_FLIGHT_PER_READER = 3
-"""One in work; two queued bridge the time until a busy machine runs the swarm's thread again."""
 MAX_WANTED = 32
 """Digests asked for at a time."""
 MAX_BACKOFF = 8
@@ -588,8 +586,8 @@ class Swarm:
         return [s for s in self._sources.values() if s.state is SourceState.OPEN]
 
     def _in_flight_limit(self) -> int:
-        """Chunks in flight altogether: one in work and some queued for each reader."""
-        return IN_FLIGHT_PER_READER * self._config.reader_threads
+        """Chunks in flight altogether: one in work and one queued for each reader."""
+        return 2 * self._config.reader_threads
 
     def _stalls_at(self, asked: float) -> float:
         """From then on a chunk in flight no longer keeps others from being asked for."""

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorhub_p2p.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_p2p.protocol.chunks import ChunkSet
@@ -28,10 +28,12 @@ from tensorhub_p2p.protocol.verbs import Answer
 from tensorhub_p2p.results import Pull, SourceReport
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
-from tensorhub_p2p.runtime.progress import Progress
 from tensorhub_p2p.runtime.verbs import Start
 from tensorhub_p2p.transfer.engine import Hooks, PullOutcome, ShardPull, SourceOutcome
 from tensorhub_p2p.transfer.memory import Region
+
+if TYPE_CHECKING:
+    from tensorhub_p2p.runtime.progress import Progress
 
 LOCALITIES = ("host", "rack", "zone", "far")
 NOBODY_CAN = (VersionUnavailable, IntegrityError, LayoutMismatch)
@@ -64,7 +66,11 @@ class PullRun(Hooks):
         self._finishing = 0.0
         self._name = f"{driver.peer_id}/{secrets.token_hex(4)}"
         self._inbox = driver.open_inbox(self._name)
-        self._progress = Progress(str(answer.publication)) if progress else None
+        self._progress: Progress | None = None
+        if progress:
+            from tensorhub_p2p.runtime.progress import Progress  # rich: slow to import
+
+            self._progress = Progress(str(answer.publication))
         self._pull = ShardPull(
             pull=self._name,
             publication=answer.publication,

@@ -35,7 +35,8 @@ class Block(nn.Module):
         query, key, value = packed.permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.mix(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(functional.gelu(self.up(self.perceptron_norm(x))))
+        thought: Tensor = self.down(functional.gelu(self.up(self.perceptron_norm(x))))
+        return x + thought
 
 
 class Front(nn.Module):

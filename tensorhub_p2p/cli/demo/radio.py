@@ -23,12 +23,13 @@ class Radio:
     def report(self, report: Report) -> None:
         self._connection.send(report)
 
-    def await_order(self, kind: type[SomeOrder]) -> SomeOrder:
+    def await_order(self, kind: type[SomeOrder], patience: float | None = None) -> SomeOrder:
         """The next order of this kind; TimeoutError when none comes within the patience."""
-        deadline = time.monotonic() + self._patience
+        patience = self._patience if patience is None else patience
+        deadline = time.monotonic() + patience
         while (order := self.next_order(kind, deadline - time.monotonic())) is None:
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"no {kind.__name__} order within {self._patience} s")
+                raise TimeoutError(f"no {kind.__name__} order within {patience:.0f} s")
         return order
 
     def next_order(self, kind: type[SomeOrder], wait: float = 0.0) -> SomeOrder | None:

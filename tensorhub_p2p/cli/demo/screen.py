@@ -40,6 +40,7 @@ class Screen:
     def __enter__(self) -> Screen:
         if self._animated:
             self._live.start()
+        self._say("[dim]eight processes are starting[/]")
         return self
 
     def __exit__(

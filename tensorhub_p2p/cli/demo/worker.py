@@ -55,7 +55,8 @@ def play(plan: Plan, name: str, replica: str, shard: int, wires: Wires) -> None:
     # Rollouts start from other random weights: if they learn, it is from what they pulled.
     half = policy.half(plan, shard, plan.seed if replica == TRAINER else plan.seed + 100)
     radio.report(Loaded())
-    join = radio.await_order(Join)
+    # The first process may be the last to be up, on a machine that is busy.
+    join = radio.await_order(Join, plan.time_limit)
     with Weights(plan, half, name, replica, shard, join) as weights:
         radio.report(Joined(str(weights.peer.peer_id), weights.peer.address))
         if replica == TRAINER:

@@ -1,0 +1,154 @@
+"""A pull that fails says why, leaves the handle torn, and takes nobody else down."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy
+import pytest
+from steps import MIB, blank, fill, wrong
+
+import tensorhub_p2p as th
+from tensorhub_p2p.runtime.pulling import PullRun
+
+StartPeer = Callable[..., th.Peer]
+IMPATIENT = th.Config(pull=th.PullConfig(unavailable_after=1.0))
+
+
+InTheMiddle = Callable[[Callable[[PullRun], None]], None]
+
+
+@pytest.fixture
+def middle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[InTheMiddle]:
+    """Has a function run once in the middle of the next pull, on the pull's thread."""
+    plain = PullRun.held
+    once: list[Callable[[PullRun], None]] = []
+
+    def held(self: PullRun, chunk: int, digest: bytes) -> None:
+        plain(self, chunk, digest)
+        if once:
+            once.pop()(self)
+
+    monkeypatch.setattr(PullRun, "held", held)
+    yield once.append
+    assert not once, "there was no pull"
+
+
+def pair(peer: StartPeer, **options: object) -> tuple[th.ShardHandle, th.ShardHandle]:
+    """A trainer that published version 1, and a rollout; 24 chunks."""
+    trainer = peer(config=IMPATIENT, **options).open("m", replica="trainer")
+    rollout = peer(config=IMPATIENT, **options).open("m", replica="rollout")
+    trainer.register(fill(blank(3, 8 * MIB), 1))
+    rollout.register(blank(3, 8 * MIB))
+    trainer.publish(1)
+    return trainer, rollout
+
+
+def tensors(handle: th.ShardHandle) -> dict[str, numpy.ndarray]:
+    assert handle._region is not None
+    return {found.spec.name: found.tensor for found in handle._region._found}
+
+
+def test_the_deadline_of_a_pull_is_a_timeout_that_says_how_far_it_came(
+    peer: StartPeer, middle: InTheMiddle
+) -> None:
+    trainer, rollout = pair(peer)
+
+    def until_the_deadline(pull: PullRun) -> None:
+        while time.monotonic() < pull._deadline:
+            time.sleep(0.01)
+
+    middle(until_the_deadline)
+    with pytest.raises(th.Timeout, match=r"of 24 chunks.*m/trainer#0"):
+        rollout.replicate(1, timeout=0.5)
+    assert rollout.state is th.HandleState.TORN
+    assert rollout.version is None
+    assert rollout.replicate(1, timeout=20).version == 1
+    assert not wrong(tensors(rollout), 1)
+    trainer.unpublish(timeout=10)
+
+
+def test_tensors_changed_while_published_are_an_integrity_error_that_names_one(
+    peer: StartPeer,
+) -> None:
+    trainer, rollout = pair(peer)
+    server = trainer._driver.node.shards[trainer._slot].server
+    assert server is not None
+    while not server.manifest.complete:
+        time.sleep(0.001)
+    tensors(trainer)["layer1"][12345] += 1
+    with pytest.raises(th.IntegrityError, match=r"'layer1'.*m/trainer#0.*before unpublish"):
+        rollout.replicate(1, timeout=20)
+    assert rollout.state is th.HandleState.TORN
+    trainer.unpublish(timeout=10)
+    fill(tensors(trainer), 2)
+    trainer.publish(2)
+    assert rollout.replicate("latest", timeout=20).version == 2
+    assert not wrong(tensors(rollout), 2)
+
+
+@pytest.mark.parametrize("transport", ["cma", "tcp"])
+def test_a_source_that_closes_in_the_middle_is_not_held_up_and_the_pull_says_so(
+    peer: StartPeer,
+    middle: InTheMiddle,
+    transport: str,
+) -> None:
+    trainer, rollout = pair(peer, transports=[transport])
+    took = []
+
+    def close(_pull: PullRun) -> None:
+        started = time.monotonic()
+        trainer.close()
+        took.append(time.monotonic() - started)
+
+    middle(close)
+    with pytest.raises(th.VersionUnavailable, match=r"version 1 by trainer"):
+        rollout.replicate(1, timeout=20)
+    assert took[0] < 5
+    assert rollout.state is th.HandleState.TORN
+
+
+def test_a_source_that_unpublishes_waits_until_the_puller_has_it_all(
+    peer: StartPeer, middle: InTheMiddle
+) -> None:
+    """Its group had decided for the version, and nobody else has it."""
+    trainer, rollout = pair(peer, transports=["tcp"])
+    unpublished: list[bool] = []
+
+    def unpublish() -> None:
+        trainer.unpublish(timeout=20)
+        fill(tensors(trainer), 2)
+        unpublished.append(rollout.state is th.HandleState.PUBLISHED)
+
+    thread = threading.Thread(target=unpublish)
+    middle(lambda _pull: thread.start())
+    rollout.replicate(1, timeout=20)
+    assert not wrong(tensors(rollout), 1)
+    thread.join(20)
+    assert unpublished, "it never returned"
+
+
+def test_a_torn_handle_may_publish_and_be_registered_anew(
+    peer: StartPeer, middle: InTheMiddle
+) -> None:
+    trainer, rollout = pair(peer)
+
+    def fail(_pull: PullRun) -> None:
+        raise ZeroDivisionError
+
+    middle(fail)
+    with pytest.raises(ZeroDivisionError):
+        rollout.replicate(1, timeout=20)
+    assert rollout.state is th.HandleState.TORN
+    fill(tensors(rollout), 5)
+    rollout.publish(5)
+    assert trainer.replicate("latest", timeout=20).version == 5
+    assert not wrong(tensors(trainer), 5)
+    rollout.unpublish()
+    rollout.unregister()
+    rollout.register(blank(3, 8 * MIB))
+    assert rollout.replicate("latest", timeout=20).version == 5

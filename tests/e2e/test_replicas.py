@@ -1,0 +1,136 @@
+"""Groups of shards, replicas side by side, and what each of them is told of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from steps import blank, fill, wrong
+
+import tensorhub_p2p as th
+
+StartPeer = Callable[..., th.Peer]
+
+
+class Replica:
+    """Two shards in one peer; their verbs run side by side."""
+
+    def __init__(self, member: th.Peer, name: str) -> None:
+        self.shards = [member.open("m", replica=name, shard=i, num_shards=2) for i in range(2)]
+        self.tensors = [blank(2), blank(2)]
+        for handle, tensors in zip(self.shards, self.tensors, strict=True):
+            handle.register(tensors)
+
+    def publish(self, version: int) -> None:
+        for number, tensors in enumerate(self.tensors):
+            fill(tensors, 100 * number + version)
+        self._all([handle.publish_async(version, timeout=20) for handle in self.shards])
+
+    def unpublish(self) -> None:
+        self._all([handle.unpublish_async(timeout=20) for handle in self.shards])
+
+    def replicate(self, version: int | str) -> list[int]:
+        pulls = [handle.replicate_async(version, timeout=20) for handle in self.shards]
+        return [pull.version for pull in self._all(pulls)]
+
+    def wrong(self, version: int) -> list[str]:
+        return [
+            name
+            for number, tensors in enumerate(self.tensors)
+            for name in wrong(tensors, 100 * number + version)
+        ]
+
+    @staticmethod
+    def _all(waits: list) -> list:
+        return [wait.result(30) for wait in waits]
+
+
+def test_different_questions_in_one_call_are_a_divergence_for_all(peer: StartPeer) -> None:
+    trainer, rollout = Replica(peer(), "trainer"), Replica(peer(), "rollout")
+    trainer.publish(1)
+    waits = [
+        rollout.shards[0].replicate_async(1, timeout=20),
+        rollout.shards[1].replicate_async("latest", timeout=20),
+    ]
+    for wait in waits:
+        with pytest.raises(th.GroupDivergence, match=r"shard [01].*1.*shard [01]"):
+            wait.result(20)
+    assert rollout.replicate(1) == [1, 1]
+    assert not rollout.wrong(1)
+
+
+def test_a_shard_that_cannot_take_the_version_is_noticed_by_the_other(peer: StartPeer) -> None:
+    trainer, rollout = Replica(peer(), "trainer"), Replica(peer(), "rollout")
+    trainer.publish(1)
+    good, bad = rollout.shards
+    bad.unregister()
+    bad.register({"other": blank(1)["layer0"]})
+    waits = [handle.replicate_async("latest", timeout=20) for handle in rollout.shards]
+    with pytest.raises(th.LayoutMismatch):
+        waits[1].result(20)
+    first = waits[0].exception(20)
+    assert first is None or isinstance(first, th.GroupBroken)
+    bad.unregister()
+    bad.register(rollout.tensors[1])
+    if first is None:
+        with pytest.raises(th.GroupBroken, match=r"shard 1.*'other'"):
+            good.replicate("latest", timeout=20)
+    assert rollout.replicate("latest") == [1, 1]
+    assert not rollout.wrong(1)
+    trainer.unpublish()
+
+
+def test_trainers_side_by_side_publish_one_version_and_either_may_leave(peer: StartPeer) -> None:
+    first, second = Replica(peer(), "trainer-0"), Replica(peer(), "trainer-1")
+    rollout = Replica(peer(), "rollout")
+    for version in (1, 2, 3):
+        first.publish(version)
+        second.publish(version)
+        assert rollout.replicate(version) == [version, version]
+        assert not rollout.wrong(version)
+        (first if version % 2 else second).unpublish()
+        (second if version % 2 else first).unpublish()
+    for handle in first.shards:
+        handle.close()
+    second.publish(4)
+    assert rollout.replicate("latest") == [4, 4]
+    assert not rollout.wrong(4)
+
+
+def test_a_version_that_is_not_whole_is_nobodys_answer(peer: StartPeer) -> None:
+    member = peer()
+    trainer, rollout = Replica(member, "trainer"), Replica(peer(), "rollout")
+    trainer.publish(1)
+    assert rollout.replicate("latest") == [1, 1]
+    trainer.unpublish()
+    trainer.shards[0].publish(2, timeout=20)
+    assert rollout.replicate("latest") == [1, 1]
+    assert {v.version: v.whole for v in member.versions("m")} == {1: True, 2: False}
+    with pytest.raises(th.Timeout, match=r"version 2 by trainer \(not whole yet"):
+        rollout.shards[0].wait_for(1, timeout=0.6)
+    trainer.shards[1].publish(2, timeout=20)
+    assert rollout.replicate("latest") == [2, 2]
+
+
+def test_pullers_at_once_share_the_work_and_all_get_the_same(peer: StartPeer) -> None:
+    trainer = Replica(peer(transports=["tcp"]), "trainer")
+    rollouts = [Replica(peer(transports=["tcp"]), f"rollout-{i}") for i in range(4)]
+    waits = [h.replicate_async("latest", timeout=30) for r in rollouts for h in r.shards]
+    trainer.publish(1)
+    assert [wait.result(30).version for wait in waits] == [1] * 8
+    assert not any(rollout.wrong(1) for rollout in rollouts)
+
+
+def test_a_pull_is_explained_in_words(peer: StartPeer) -> None:
+    trainer, second = peer(name="the trainer"), peer(name="the rollout")
+    source, target = trainer.open("m", replica="t"), second.open("m", replica="r")
+    source.register(fill(blank(), 1))
+    target.register(blank())
+    source.publish(1)
+    pull = target.replicate(1, timeout=20)
+    told = second.explain(pull)
+    for part in ("version 1 of 'm'", "3.1 MB", "the trainer", "m/t#0", "cma", "same host"):
+        assert part in told
+    assert "nothing moved" in second.explain(target.replicate(1, timeout=20))
+    assert pull.seconds >= pull.moving > 0
+    assert pull.gigabytes_per_second > 0

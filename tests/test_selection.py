@@ -1,0 +1,224 @@
+"""Which publication answers a question, read from registers alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_p2p.protocol.identity import NOBODY, Generation, Group, PeerId, Publication, Slot
+from tensorhub_p2p.protocol.messages import Phase, Question, Register, VersionRecord, WholeMark
+from tensorhub_p2p.protocol.selection import (
+    NO_FLOOR,
+    BadSelector,
+    describe,
+    holdings,
+    newer_than,
+    select,
+    selector_of,
+)
+
+GENERATION = Generation(1, 7)
+
+
+def publication(version: int, epoch: int = 0, replica: str = "trainer") -> Publication:
+    return Publication(epoch, version, replica, GENERATION)
+
+
+def held(
+    what: Publication,
+    shard: int,
+    phase: Phase = Phase.READY,
+    writer: str = "w",
+    replica: str | None = None,
+    num_shards: int = 2,
+    was_whole: bool = False,
+    generation: Generation = GENERATION,
+) -> Register:
+    slot = Slot(Group("policy", replica or what.replica), shard)
+    record = VersionRecord(slot, num_shards, what, phase, generation, was_whole)
+    return Register(PeerId(f"{writer}{shard}"), f"{shard}@{slot.group.replica}", 1, 1, record)
+
+
+def whole(what: Publication, num_shards: int = 2, **options: object) -> list[Register]:
+    return [held(what, s, num_shards=num_shards, **options) for s in range(num_shards)]  # type: ignore[arg-type]
+
+
+def marked(what: Publication, num_shards: int = 2) -> Register:
+    return Register(NOBODY, f"whole:{what!r}", 1, 1, WholeMark(what, num_shards))
+
+
+def nobody(_peer: PeerId) -> bool:
+    return False
+
+
+def answer(
+    selector: str,
+    *registers: Register,
+    floor: tuple[int, int] = NO_FLOOR,
+    gone: frozenset[str] = frozenset(),
+) -> Publication | None:
+    found = holdings(registers, lambda peer: peer in gone)
+    chosen = select(Question("replicate", selector), found, floor)
+    return chosen.publication if chosen is not None else None
+
+
+# --- what people may ask for ---
+
+
+@pytest.mark.parametrize(
+    ("wanted", "selector"),
+    [(7, "7"), ("7", "7"), ("007", "7"), (0, "0"), ("latest", "latest"), ("latest-2", "latest-2")]
+    + [("latest-0", "latest"), ("latest-07", "latest-7")],
+)
+def test_a_selector_has_one_text_so_that_equal_questions_compare_equal(
+    wanted: int | str, selector: str
+) -> None:
+    assert selector_of(wanted) == selector
+
+
+@pytest.mark.parametrize(
+    "wanted", [-1, "", "newest", "latest-", "latest--1", ">7", "7.0", 7.0, None, True, "9" * 30]
+)
+def test_what_is_no_version_is_refused_by_name(wanted: object) -> None:
+    with pytest.raises(BadSelector, match="version"):
+        selector_of(wanted)  # type: ignore[arg-type]
+
+
+# --- whole and covered (G3) ---
+
+
+def test_a_publication_is_whole_once_every_shard_of_its_replica_is_ready() -> None:
+    v1 = publication(1)
+    assert answer("latest", held(v1, 0)) is None
+    assert answer("latest", held(v1, 0), held(v1, 1)) == v1
+
+
+@pytest.mark.parametrize("phase", [Phase.PARTIAL, Phase.WITHDRAWING, Phase.HIDDEN])
+def test_a_shard_that_is_not_ready_makes_nothing_whole(phase: Phase) -> None:
+    v1 = publication(1)
+    assert answer("latest", held(v1, 0), held(v1, 1, phase)) is None
+
+
+def test_copies_in_other_replicas_make_nothing_whole() -> None:
+    v1 = publication(1)
+    assert answer("latest", held(v1, 0), held(v1, 1, replica="rollout")) is None
+
+
+def test_a_shard_that_is_ready_in_another_generation_makes_nothing_whole() -> None:
+    v1 = publication(1)
+    other = held(v1, 1, generation=Generation(2, 7))
+    assert answer("latest", held(v1, 0), other) is None
+
+
+def test_what_was_whole_once_is_covered_by_whoever_holds_it() -> None:
+    v1 = publication(1)
+    copies = whole(v1, replica="rollout", was_whole=True)
+    assert answer("latest", *copies) == v1
+    mixed = [held(v1, 0), held(v1, 1, writer="r", replica="rollout", was_whole=True)]
+    assert answer("latest", *mixed) == v1
+
+
+def test_a_mark_alone_covers_nothing() -> None:
+    v1 = publication(1)
+    assert answer("latest", marked(v1), held(v1, 0)) is None
+    assert answer("latest", marked(v1), *whole(v1, replica="rollout")) == v1
+
+
+def test_the_dead_cover_nothing_but_strangers_do() -> None:
+    v1 = publication(1)
+    registers = [marked(v1), *whole(v1)]
+    assert answer("latest", *registers, gone=frozenset({"w1"})) is None
+    assert answer("latest", *registers, gone=frozenset({"x1"})) == v1
+    spare = held(v1, 1, writer="r", replica="rollout", was_whole=True)
+    assert answer("latest", *registers, spare, gone=frozenset({"w1"})) == v1
+
+
+# --- which one ---
+
+
+V1, V2, V3 = (publication(n) for n in (1, 2, 3))
+R1, R5 = publication(1, epoch=1), publication(5, epoch=1)
+
+
+def all_of(*publications: Publication) -> list[Register]:
+    return [
+        register
+        for p in publications
+        for register in whole(p, writer=f"{p.replica}{p.version}.{p.epoch}.")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("latest", V3),
+        ("latest-1", V2),
+        ("latest-2", V1),
+        ("latest-3", None),
+        ("2", V2),
+        ("4", None),
+        (newer_than(2), V3),
+        (newer_than(3), None),
+    ],
+)
+def test_selectors_in_one_epoch(selector: str, expected: Publication | None) -> None:
+    assert answer(selector, *all_of(V1, V2, V3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [("latest", R5), ("latest-1", R1), ("latest-2", None), ("1", R1), ("3", V3), ("5", R5)],
+)
+def test_a_rewind_opens_an_epoch_that_hides_the_one_before(
+    selector: str, expected: Publication | None
+) -> None:
+    assert answer(selector, *all_of(V1, V2, V3, R1, R5)) == expected
+
+
+def test_waiting_for_something_newer_ends_also_by_a_rewind() -> None:
+    assert answer(newer_than(3), *all_of(V3), floor=(0, 3)) is None
+    assert answer(newer_than(3), *all_of(V3, R1), floor=(0, 3)) == R1
+    assert answer(newer_than(3), *all_of(V3, R1), floor=(1, 1)) is None
+
+
+def test_latest_never_goes_below_the_floor() -> None:
+    assert answer("latest", *all_of(V1, V2), floor=(0, 3)) is None
+    assert answer("latest", *all_of(V1, V2, V3), floor=(0, 3)) == V3
+    assert answer("2", *all_of(V1, V2), floor=(0, 3)) == V2, "a number asks for just that"
+
+
+def test_of_several_publications_of_one_version_the_lowest_answers() -> None:
+    other = publication(3, replica="trainer-b")
+    assert answer("latest", *all_of(other, V3)) == V3
+    assert answer("3", *all_of(other)) == other
+
+
+@given(st.permutations(all_of(V1, V2, V3, R1, publication(3, replica="trainer-b"))))
+def test_the_order_of_the_registers_changes_nothing(registers: list[Register]) -> None:
+    assert answer("latest", *registers) == R1
+    assert answer("3", *registers) == V3
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), max_size=8),
+    st.tuples(st.integers(0, 2), st.integers(0, 6)),
+)
+def test_latest_is_the_highest_that_is_not_below_the_floor(
+    orders: list[tuple[int, int]], floor: tuple[int, int]
+) -> None:
+    registers = all_of(*(publication(version, epoch) for epoch, version in sorted(set(orders))))
+    highest = max(orders, default=NO_FLOOR)
+    chosen = answer("latest", *registers, floor=floor)
+    if highest >= floor:
+        assert chosen is not None
+        assert chosen.order == highest
+    else:
+        assert chosen is None
+
+
+def test_what_exists_is_told_with_what_keeps_it_from_being_used() -> None:
+    assert describe({}) == "nothing is published"
+    text = describe(holdings([*all_of(V1), held(V2, 0)], nobody))
+    assert "version 2 by trainer (not whole yet, no reachable holder of shard 1)" in text
+    assert "version 1 by trainer (whole)" in text
