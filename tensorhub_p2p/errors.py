@@ -44,7 +44,7 @@ class LayoutMismatch(TensorHubError):
 
 
 class IntegrityError(TensorHubError):
-    """Bytes arrived that don't match the origin's digests, and no other source had the right ones."""
+    """Bytes didn't match the origin's digests, and no other source had the right ones."""
 
 
 class RetentionLost(TensorHubError):

@@ -87,12 +87,12 @@ class ShardHandle:
     @property
     def state(self) -> HandleState:
         """What the handle is doing."""
-        return self._state
+        return REGISTERED if self._lost() else self._state
 
     @property
     def version(self) -> int | None:
         """The version that is published here or was replicated; None if there is none."""
-        return self._holds.version if self._holds is not None else None
+        return self._holds.version if self._holds is not None and not self._lost() else None
 
     @property
     def sealed(self) -> bool:
@@ -410,12 +410,24 @@ class ShardHandle:
             )
         try:
             self._verb, self._verb_thread = verb, threading.get_ident()
+            if self._lost():
+                self._accept_loss()
             if self._state not in states:
                 raise self._misfit(verb)
             yield
         finally:
             self._verb_thread = None
             self._busy.release()
+
+    def _lost(self) -> bool:
+        """What was published here was aborted: its group broke before it was whole."""
+        lost = self._driver.lost.get(self._slot)
+        return lost is not None and lost == self._holds and self._state is PUBLISHED
+
+    def _accept_loss(self) -> None:
+        self._end_exports(self._driver.config.pull.lease_seconds)
+        self._holds = None
+        self._become(REGISTERED)
 
     def _misfit(self, verb: str) -> StateError:
         if self._state is HandleState.CLOSED and not self._driver.running:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import signal
@@ -13,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from tensorhub_p2p.config import Config
-from tensorhub_p2p.errors import AuthenticationError, JoinError, StateError
+from tensorhub_p2p.errors import StateError
 from tensorhub_p2p.handle import ShardHandle
 from tensorhub_p2p.options import (
     PeerOptions,
@@ -27,14 +26,9 @@ from tensorhub_p2p.protocol.members import GONE, MemberView
 from tensorhub_p2p.protocol.verbs import VersionSummary
 from tensorhub_p2p.results import HandleState, Member, Pull, VersionInfo
 from tensorhub_p2p.runtime.driver import Driver
+from tensorhub_p2p.runtime.joining import check_seeds, join
 
-_logger = logging.getLogger("tensorhub_p2p")
-
-HANDSHAKES_REFUSED = 3
-"""Refusals in a row by a reachable seed until it counts as another secret's."""
 MAX_SHARDS = 65_536
-OWN_SEED_GRACE = 1.0
-"""Seconds for which a peer that is a seed itself looks for the other seeds before it starts."""
 
 
 class Peer:
@@ -98,49 +92,18 @@ class Peer:
         self._handles: list[ShardHandle] = []
         self._closing = threading.Lock()
         self._closed = False
+        check_seeds(self.options.bind, self.options.advertise, self.options.seeds)
         self._driver = _start(self.options, config or Config())
         try:
-            self._join()
+            join(
+                self._driver,
+                self.options.cluster,
+                self.options.seeds,
+                self.options.join_timeout,
+            )
         except BaseException:
             self._driver.close(timeout=1.0)
             raise
-
-    # --- joining -------------------------------------------------------------------------
-
-    def _join(self) -> None:
-        driver, seeds = self._driver, self.options.seeds
-        deadline = time.monotonic() + self.options.join_timeout
-        started = time.monotonic()
-        driver.ask(lambda now: driver.node.join(now, seeds))
-        while seeds and not driver.joined.is_set():
-            now = time.monotonic()
-            own = driver.own_seeds.issuperset(seeds)
-            if own or (driver.own_seeds and now - started >= OWN_SEED_GRACE):
-                break
-            self._raise_if_refused()
-            if now >= deadline:
-                raise JoinError(self._why_not_joined())
-            driver.news.wait(min(0.1, deadline - now))
-            driver.news.clear()
-        if not driver.joined.is_set():
-            _logger.info("peer %s is a cluster of one at %s", self.peer_id, self.address)
-
-    def _raise_if_refused(self) -> None:
-        for address, fact in list(self._driver.refused.items()):
-            if fact.count >= HANDSHAKES_REFUSED and address in self.options.seeds:
-                raise AuthenticationError(
-                    f"seed {address} refuses the handshake ({fact.count} times in a row): "
-                    "its cluster has another secret, or none; give both the same `secret`"
-                )
-
-    def _why_not_joined(self) -> str:
-        links = self._driver.links
-        seen = "; ".join(f"{seed}: {links.describe(seed)}" for seed in self.options.seeds)
-        return (
-            f"no seed of cluster {self.options.cluster!r} answered within "
-            f"{self.options.join_timeout:g} s ({seen}). Check the addresses, and that the seeds "
-            "run with the same cluster name"
-        )
 
     # --- questions -----------------------------------------------------------------------
 

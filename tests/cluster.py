@@ -165,9 +165,7 @@ class Cluster:
     def unpublish(self, peer: int, slot: Slot, timeout: float = 10.0) -> int:
         return self.verb(peer, "unpublish", slot, timeout=timeout)
 
-    def ask(
-        self, peer: int, slot: Slot, question: Question = LATEST, timeout: float = 10.0
-    ) -> int:
+    def ask(self, peer: int, slot: Slot, question: Question = LATEST, timeout: float = 10.0) -> int:
         return self.verb(peer, "ask", slot, question, timeout=timeout)
 
     def hold(

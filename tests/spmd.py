@@ -15,7 +15,6 @@ from cluster import LATEST, Cluster, Running
 from tensorhub_p2p.errors import (
     GroupBroken,
     SlotTaken,
-    StateError,
     Timeout,
     VersionConflict,
 )
@@ -224,6 +223,3 @@ class Trainer(Worker):
         if self.span is not None:
             self.span[1] = self.cluster.now
             self.span = None
-
-
-assert StateError not in ALLOWED

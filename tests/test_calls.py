@@ -13,7 +13,7 @@ from tensorhub_p2p.protocol.calls import CallAnswered, CallFailed, CallMember
 from tensorhub_p2p.protocol.election import generation_of
 from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.leading import CallLeader, LeaderState
-from tensorhub_p2p.protocol.machine import Event, Outbox
+from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
 from tensorhub_p2p.protocol.messages import (
     CallAsk,
     CallDecided,
@@ -96,8 +96,8 @@ class Shard:
             self.leader.tick(now)
 
     def next_wakeup(self) -> float | None:
-        wakeups = [self.member.next_wakeup(), self.leader and self.leader.next_wakeup()]
-        return min((w for w in wakeups if w is not None), default=None)
+        of_leader = self.leader.next_wakeup() if self.leader is not None else None
+        return earliest(self.member.next_wakeup(), of_leader)
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Calls(Registry):
             leads = member.shard == self.record.leader
             leader = CallLeader(slot, self.record, self.resolver, CONFIG) if leads else None
             self.members.append(calls)
-            self.machines[member.peer] = [Shard(calls, leader)]  # type: ignore[list-item]
+            self.machines[member.peer] = [Shard(calls, leader)]
             if leader is not None:
                 self.leader = leader
 
@@ -321,13 +321,12 @@ def test_a_record_of_an_earlier_decision_does_not_count_for_a_later_one() -> Non
     calls.resolver.answer(0.0)
     hear(CallAsk, 0, SIX, 2)
     calls.resolver.answer(0.0)
-    assert leader.state is LeaderState.RECORDING
-    hear(CallRecorded, 0, 1)
-    hear(CallRecorded, 1, 1)
-    assert leader.state is LeaderState.RECORDING
-    hear(CallRecorded, 0, 2)
-    hear(CallRecorded, 1, 2)
-    assert leader.state is LeaderState.DECIDED
+    states = []
+    for heard in (1, 2):
+        hear(CallRecorded, 0, heard)
+        hear(CallRecorded, 1, heard)
+        states.append(leader.state)
+    assert states == [LeaderState.RECORDING, LeaderState.DECIDED]
 
 
 def test_only_questions_of_the_same_attempt_must_agree() -> None:

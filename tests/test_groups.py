@@ -669,4 +669,3 @@ def test_a_publish_takes_one_round_trip_and_a_replicate_a_few(
     assert publish[1] <= 2 * 2 * 3 * 2 + 10, "2 shards, 2 keys, 3 owners, there and back"
     assert ask[0] <= 4.1, "ask, read, pin, record and decide, partly at once"
     assert ask[1] <= 60
-

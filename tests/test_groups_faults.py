@@ -14,6 +14,7 @@ from cluster import ROLLOUT, TRAINER, Cluster
 from spmd import PERIOD, Rollout, Trainer, Watcher, Worker
 
 from tensorhub_p2p.protocol.identity import Slot
+from tensorhub_p2p.sim.network import Link
 
 STEP = 0.05
 FAULTS_LAST = 10.0
@@ -24,11 +25,12 @@ WORKING = 4.0
 
 @dataclass
 class Run:
-    """One seed: a trainer replica of two shards and a rollout replica of three, on six peers and more."""
+    """One seed: a trainer of two shards, a rollout of three, on six peers and more."""
 
     seed: int
     workers: list[Worker] = field(default_factory=list)
     later: list[tuple[float, str, int]] = field(default_factory=list)
+    paused: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"faults/{self.seed}")
@@ -55,17 +57,11 @@ class Run:
             self.cluster.net.run_for(STEP)
         self.cluster.check_ends()
 
-    @property
-    def paused(self) -> set[int]:
-        return self._paused
-
-    _paused: set[int] = field(default_factory=set)
-
     # --- faults ---
 
     def plan(self) -> None:
         """Two to six faults at random times."""
-        self.cluster.net.default_link = type(self.cluster.net.default_link)(
+        self.cluster.net.default_link = Link(
             self.cluster.latency, self.rng.choice((0.0, 0.05, 0.1, 0.2))
         )
         start = self.cluster.now
@@ -95,7 +91,7 @@ class Run:
     def pause(self, peer: int) -> None:
         if peer in self.cluster.down or peer in self.paused:
             return
-        self._paused.add(peer)
+        self.paused.add(peer)
         self.cluster.pause(peer)
         seconds = self.rng.choice((0.7, 2.0, 6.0))
         self.later.append((self.cluster.now + seconds, "resume", peer))
@@ -103,7 +99,7 @@ class Run:
             self.later.append((self.cluster.now + 1.0, "replace", peer))
 
     def resume(self, peer: int) -> None:
-        self._paused.discard(peer)
+        self.paused.discard(peer)
         self.cluster.resume(peer)
 
     def cut(self, peer: int) -> None:
@@ -123,7 +119,7 @@ class Run:
 
     def calm(self) -> None:
         """No more faults; every slot whose holder is gone gets a new one."""
-        self.cluster.net.default_link = type(self.cluster.net.default_link)(self.cluster.latency)
+        self.cluster.net.default_link = Link(self.cluster.latency)
         self.cluster.net.heal()
         for when, what, peer in list(self.later):
             if what in ("crash", "pause", "cut"):

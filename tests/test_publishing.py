@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from registry import Registry
+from registry import Admit, Registry
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.admission import FENCED, admit
@@ -51,7 +51,7 @@ def held(what: Publication, phase: Phase = Phase.READY, was_whole: bool = False)
 class Shards(Registry):
     """The shards of one trainer, and what became of their publications."""
 
-    admit: object = admit
+    admit: Admit = admit
     ready_at_once: set[Publication] = field(default_factory=set)
     """What every shard had ready at one moment."""
 
@@ -60,7 +60,7 @@ class Shards(Registry):
         records = self.peer(me)
         references = References(me, Slot(group, shard), records, records, GroupConfig())
         references.generation = G1
-        self.machines[me] = [references]
+        self.machines[me] = [references]  # type: ignore[list-item]  # it hears nobody
         return references
 
     def put(self, key: Key, register: Register) -> Refusal | None:

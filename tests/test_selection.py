@@ -68,8 +68,16 @@ def answer(
 
 @pytest.mark.parametrize(
     ("wanted", "selector"),
-    [(7, "7"), ("7", "7"), ("007", "7"), (0, "0"), ("latest", "latest"), ("latest-2", "latest-2")]
-    + [("latest-0", "latest"), ("latest-07", "latest-7")],
+    [
+        (7, "7"),
+        ("7", "7"),
+        ("007", "7"),
+        (0, "0"),
+        ("latest", "latest"),
+        ("latest-2", "latest-2"),
+        ("latest-0", "latest"),
+        ("latest-07", "latest-7"),
+    ],
 )
 def test_a_selector_has_one_text_so_that_equal_questions_compare_equal(
     wanted: int | str, selector: str
@@ -219,6 +227,6 @@ def test_latest_is_the_highest_that_is_not_below_the_floor(
 
 def test_what_exists_is_told_with_what_keeps_it_from_being_used() -> None:
     assert describe({}) == "nothing is published"
-    text = describe(holdings([*all_of(V1), held(V2, 0)], nobody))
+    text = describe(holdings((*all_of(V1), held(V2, 0)), nobody))
     assert "version 2 by trainer (not whole yet, no reachable holder of shard 1)" in text
     assert "version 1 by trainer (whole)" in text

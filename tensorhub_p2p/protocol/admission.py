@@ -61,23 +61,26 @@ def _admit_publish(held: Cells, new: Register, record: VersionRecord) -> Refusal
     before = _phase_of(held.get(new.cell), publication)
     if before is not None and before is not Phase.HIDDEN:
         return None
+    highest: tuple[tuple[int, int], Register] | None = None
     for register in held.values():
         other = _whole_publication(register)
         # Its own mark forbids a publication only once it was hidden: the bytes may differ by now.
         if other is None or (other == publication and before is None):
             continue
         again = other.order == publication.order and other.replica == publication.replica
-        if other.order > publication.order or again:
-            return Refusal(CONFLICT, register)
-    return None
+        conflicts = other.order > publication.order or again
+        if conflicts and (highest is None or other.order > highest[0]):
+            highest = (other.order, register)
+    return None if highest is None else Refusal(CONFLICT, highest[1])
 
 
 def _fenced(held: Cells, group: Group, generation: Generation) -> Refusal | None:
     for register in held.values():
         record = register.value
-        if isinstance(record, GenerationRecord) and register.name == fence_name(group):
-            if record.generation > generation:
-                return Refusal(FENCED, register)
+        if not isinstance(record, GenerationRecord) or register.name != fence_name(group):
+            continue
+        if record.generation > generation:
+            return Refusal(FENCED, register)
     return None
 
 

@@ -54,8 +54,7 @@ from tensorhub_p2p.protocol.messages import (
     Message,
     Question,
 )
-from tensorhub_p2p.protocol.selection import NO_FLOOR, Floor
-
+from tensorhub_p2p.protocol.selection import NO_FLOOR
 
 
 class CallAnswered(Event):

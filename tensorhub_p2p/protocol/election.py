@@ -441,9 +441,10 @@ class Election:
 
     def peer_gone(self, now: float, peer: PeerId) -> None:
         """Declared dead or left. Acting on it is final, also if the death is refuted later."""
-        if self.state in {ElectionState.PROPOSING, ElectionState.VOTED} and self._proposal:
-            if any(member.peer == peer for member in self._proposal.members):
-                self._gather(now)
+        proposed = self._proposal.members if self._proposal is not None else ()
+        under_way = self.state in {ElectionState.PROPOSING, ElectionState.VOTED}
+        if under_way and any(member.peer == peer for member in proposed):
+            self._gather(now)
         if self.record is None or self.broken:
             return
         for member in self.record.members:

@@ -151,8 +151,8 @@ class CallLeader:
             self._hear(now, message.call, message.sender_shard)
         elif isinstance(message, CallWithdraw) and message.call == self.call:
             self._withdrawn(now, message.sender_shard)
-        elif isinstance(message, CallGiveUp) and message.call == self.call:
-            if self.state is LeaderState.DECIDED:
+        elif isinstance(message, CallGiveUp):
+            if self.state is LeaderState.DECIDED and message.call == self.call:
                 self._end(now, CallVoid, {"reason": message.reason})
 
     def _asked(self, now: float, shard: int, call: int, ask: Ask) -> None:
@@ -294,4 +294,3 @@ class CallLeader:
         if self.state in {LeaderState.OPEN, LeaderState.RESOLVING, LeaderState.OVER}:
             return what
         return f"{what} (shard {', '.join(map(str, silent))} has not)"
-

@@ -69,6 +69,8 @@ from tensorhub_p2p.protocol.verbs import (
     VersionSummary,
 )
 
+FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, SlotAnswer)
+"""Messages that name the slot that they are for; those of groups name group and shard."""
 GONE = {Status.DEAD, Status.LEFT}
 FOLLOW_INTERVAL = 1.0
 """Seconds after which a pull's holders are read again, change or not."""
@@ -386,9 +388,7 @@ class Node:
     def _route(self, now: float, sender: PeerId, message: Message) -> None:
         if isinstance(message, (PullOffer, PullUpdate, PullGone, LayoutPage)):
             self.outbox.emit(PullMessage(message.pull, sender, message))
-        elif isinstance(message, (PullHello, PullProgress, PullBye, LayoutRequest)):
-            self._route_to_slot(now, sender, message.slot, message)
-        elif isinstance(message, (SlotChallenge, SlotAnswer)):
+        elif isinstance(message, FOR_SLOT):
             self._route_to_slot(now, sender, message.slot, message)
         elif isinstance(message, (Propose, Vote, Formed, MemberLeft, GroupMessage)):
             slot = Slot(Group(message.group.model, message.group.replica), message.shard)

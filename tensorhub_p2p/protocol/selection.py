@@ -68,9 +68,7 @@ class Holding:
         return all(self.ready.get(shard) for shard in range(self.num_shards))
 
 
-def holdings(
-    registers: Registers, is_gone: Callable[[PeerId], bool]
-) -> dict[Publication, Holding]:
+def holdings(registers: Registers, is_gone: Callable[[PeerId], bool]) -> dict[Publication, Holding]:
     """Every publication that the registers speak of."""
     found: dict[Publication, Holding] = {}
     for _, mark in values(registers, WholeMark):

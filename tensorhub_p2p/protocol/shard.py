@@ -201,7 +201,8 @@ class ShardNode:
 
     def ask(self, now: float, number: VerbId, deadline: float, question: Question) -> None:
         """Make the next group call. Done(Answer), or GroupBroken, GroupDivergence, Timeout."""
-        what = f"{question.verb}({question.selector}) of model {self.slot.group.model!r}"
+        selector = question.selector.replace(">", "newer_than=")
+        what = f"{question.verb}({selector}) of model {self.slot.group.model!r}"
 
         def go(now: float) -> None:
             self.calls.ask(now, question)
@@ -474,8 +475,7 @@ class ShardNode:
     def _on_slot_lost(self, now: float, event: SlotLost) -> None:
         who = self._liveness.name(event.rival)
         self._lost = SlotTaken(
-            f"{self.slot} is held by {who}: {event.reason}. Open another slot, "
-            "or another replica"
+            f"{self.slot} is held by {who}: {event.reason}. Open another slot, or another replica"
         )
         self.election.stop(now)
         self._stop_leading(now)

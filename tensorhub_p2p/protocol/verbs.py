@@ -73,7 +73,7 @@ class StopDigests(Event):
 
 @dataclass(frozen=True)
 class PublicationLost(Event):
-    """The slot's publication was aborted: it was not whole when its group broke."""
+    """The slot's publication was aborted, as it was not whole when its generation ended."""
 
     slot: Slot
     publication: Publication

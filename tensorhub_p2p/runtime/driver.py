@@ -21,7 +21,7 @@ from threading import Event as Flag
 from typing import Any
 
 from tensorhub_p2p.config import Config
-from tensorhub_p2p.protocol.identity import PeerId, PeerInfo, Slot
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event
 from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.protocol.node import Node
@@ -31,6 +31,7 @@ from tensorhub_p2p.protocol.verbs import (
     Done,
     Failed,
     HoldersChanged,
+    PublicationLost,
     PullMessage,
     StopDigests,
 )
@@ -114,6 +115,8 @@ class Driver:
         self._verbs = RunningVerbs()
         self._pulls: dict[str, SimpleQueue[object]] = {}
         self._follows: dict[int, SimpleQueue[object]] = {}
+        self.lost: dict[Slot, Publication] = {}
+        """By slot: the last publication there that was aborted behind its handle's back."""
         self.digests = PublishedDigests(Batch(self.control.post, self.node.digested))
         self.learnt = Batch(self.control.post, self.node.digested)
         """Digests that pulls learn, to be served on."""
@@ -255,6 +258,8 @@ class Driver:
                 inbox.put(event)
         elif isinstance(event, DigestsWanted):
             self.digests.prefer(event.slot, event.publication, event.chunks)
+        elif isinstance(event, PublicationLost):
+            self.lost[event.slot] = event.publication
         elif isinstance(event, StopDigests):
             self.digests.stop(event.slot)
         elif isinstance(event, MemberChanged):

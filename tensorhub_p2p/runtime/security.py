@@ -27,7 +27,7 @@ _SHORT = 16
 
 def keygen() -> str:
     """A fresh cluster secret with 256 bits of randomness, safe in shells and URLs."""
-    return secrets.token_urlsafe(32)
+    return secrets.token_hex(32)
 
 
 def curve_keys(secret: str) -> tuple[bytes, bytes]:

@@ -14,7 +14,8 @@ from steps import MIB, blank, fill
 from workers import Worker
 
 import tensorhub_p2p as th
-from tensorhub_p2p.runtime.pulling import PullRun
+from tensorhub_p2p.transfer.links import Link
+from tensorhub_p2p.transfer.transports.tcp import TcpReader
 
 pytestmark = pytest.mark.processes
 Take = Callable[[int], list[Worker]]
@@ -306,7 +307,7 @@ def test_sigterm_closes_the_peer_and_then_ends_the_process(team: Callable[..., T
 # --- the fence ---------------------------------------------------------------------------
 
 
-def test_no_byte_is_written_once_a_handle_is_closed_in_the_middle_of_a_pull(
+def test_closing_a_handle_waits_for_the_last_byte_that_its_pull_writes(
     peer: Callable[..., th.Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = peer(transports=["tcp"]).open("m")
@@ -314,22 +315,47 @@ def test_no_byte_is_written_once_a_handle_is_closed_in_the_middle_of_a_pull(
     trainer.register(fill(blank(4, 16 * MIB), 1))
     rollout.register(copy)
     trainer.publish(1)
-    middle, plain = threading.Event(), PullRun.held
+    middle, go_on, plain = threading.Event(), threading.Event(), TcpReader._step
 
-    def held(self: PullRun, chunk: int, digest: bytes) -> None:
-        plain(self, chunk, digest)
+    def step(self: TcpReader, *arguments: Any) -> None:
         middle.set()
+        assert go_on.wait(30)
+        plain(self, *arguments)
 
-    monkeypatch.setattr(PullRun, "held", held)
+    monkeypatch.setattr(TcpReader, "_step", step)
     pulling = rollout.replicate_async(1, timeout=30)
     assert middle.wait(20)
-    rollout.close()
+    closing = threading.Thread(target=rollout.close)
+    closing.start()
+    closing.join(0.3)
+    assert closing.is_alive(), "a reader may still write"
+    go_on.set()
+    closing.join(10)
+    assert not closing.is_alive()
     for tensor in copy.values():
         tensor[:] = 77
     with pytest.raises(th.StateError, match="closed"):
         pulling.result(10)
     assert all((tensor == 77).all() for tensor in copy.values())
     trainer.unpublish(timeout=10)
+
+
+def test_closing_a_handle_ends_a_pull_that_does_not_get_on(
+    peer: Callable[..., th.Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, rollout = peer().open("m"), peer().open("m")
+    trainer.register(fill(blank(), 1))
+    rollout.register(blank())
+    trainer.publish(1)
+    asked = threading.Event()
+    monkeypatch.setattr(Link, "submit", lambda *_: asked.set())
+    pulling = rollout.replicate_async(1, timeout=30)
+    assert asked.wait(20)
+    started = time.monotonic()
+    rollout.close()
+    with pytest.raises(th.StateError, match="closed"):
+        pulling.result(10)
+    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("transport", ["cma", "tcp"])

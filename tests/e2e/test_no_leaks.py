@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from steps import MIB, blank, fill, wrong
@@ -35,6 +36,13 @@ def threads() -> list[str]:
 def resident() -> int:
     """Bytes of memory in use."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def exports(handle: th.ShardHandle, transport: str) -> int:
+    """How often the handle's memory is open to others."""
+    table: Any = handle._driver.transports[transport]
+    table = table._exports
+    return len(table if transport == "cma" else table._exports)
 
 
 def settles(holds: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -66,6 +74,7 @@ def test_rounds_of_publishing_and_replicating_leave_nothing_behind(
     rounds(0, WARM_UP)
     had_threads, had_descriptors, memory = len(threads()), len(descriptors()), resident()
     rounds(WARM_UP, ROUNDS)
+    assert [exports(handle, transport) for handle in (trainer, rollout)] == [0, 1]
     settles(lambda: len(threads()) <= had_threads)
     settles(lambda: len(descriptors()) <= had_descriptors)
     assert resident() - memory < 16 * MIB
