@@ -8,6 +8,7 @@ told, and asserts the guarantees on it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cluster import LATEST, Cluster, Running
@@ -45,9 +46,12 @@ class Watcher:
     """By peer: ends that were noticed while an earlier end had not been told yet."""
     raised: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """By peer: how many verbs raised GroupBroken."""
+    voids: bool = False
+    """Some call was given up."""
 
     def watch(self, shard: ShardNode, peer: int) -> None:
         """Note the ends of generations, just where the protocol decides to tell of them."""
+        self.ended[peer], self.merged[peer], self.raised[peer] = set(), 0, 0
         tell = shard._end_of_generation
 
         def told(record: GenerationRecord, why: str) -> None:
@@ -62,9 +66,9 @@ class Watcher:
         """G2: one publication for one call. G3: it was whole once."""
         assert verb.slot is not None
         shard = self.cluster.shard(verb.peer, verb.slot)
-        record, answer = shard._answered, verb.result
-        assert record is not None
-        key = (verb.slot.group, record.generation, answer.call)
+        assert shard._answered is not None
+        generation, answer = shard._answered[0].generation, verb.result
+        key = (verb.slot.group, generation, answer.call)
         assert self.answers.setdefault(key, answer.publication) == answer.publication, key
         assert self.was_whole(answer.publication, answer.num_shards), answer
 
@@ -81,7 +85,9 @@ class Watcher:
         return any(all(any(a <= t <= b for a, b in span) for span in spans) for t in starts)
 
     def check_notices(self, worker: Worker) -> None:
-        """Every end of a generation fails one verb, and only one."""
+        """Every end of a generation fails one verb, and only one. (Voids fail others.)"""
+        if self.voids:
+            return
         shard = worker.shard
         assert shard is not None
         pending = shard._notice is not None
@@ -102,6 +108,8 @@ class Worker:
     is_open: bool = False
     over: bool = False
     """Its slot was taken, or its peer crashed."""
+    closing: bool = False
+    """It shall close its handle, and open another one."""
     running: bool = True
     """False lets the present verb end, and begins no other."""
 
@@ -121,7 +129,9 @@ class Worker:
         """Begin the next verb, if it is time."""
         if self.over or not self.running or not self.idle or self.cluster.now < self.next_at:
             return
-        if not self.is_open:
+        if self.closing:
+            self.begin(self.cluster.close(self.peer, self.slot, timeout=3.0))
+        elif not self.is_open:
             self.begin(self.cluster.open(self.peer, self.slot, self.num_shards, timeout=5.0))
         else:
             self.act()
@@ -156,6 +166,8 @@ class Worker:
             self.is_open = True
             assert self.shard is not None
             self.watcher.watch(self.shard, self.peer)
+        elif verb.name == "close":
+            self.closing = self.is_open = False
 
     def failed(self, verb: Running) -> None: ...
 
@@ -165,6 +177,8 @@ class Rollout(Worker):
     """Replicates "latest", and again."""
 
     seen: list[int] = field(default_factory=list)
+    gives_up: Callable[[], bool] = lambda: False
+    """Whether it finds that it can't have what was decided, this time."""
 
     def act(self) -> None:
         self.begin(self.cluster.ask(self.peer, self.slot, LATEST, timeout=4.0))
@@ -174,6 +188,10 @@ class Rollout(Worker):
         if verb.name == "ask":
             self.watcher.answered(verb)
             self._answer = verb.result
+            if self.gives_up():
+                self.cluster.give_up(self.peer, self.slot, self._answer)
+                self.watcher.voids = True
+                return
             self.begin(self.cluster.hold(self.peer, self.slot, self._answer, timeout=4.0))
         elif verb.name == "hold":
             error = self.cluster.nodes[self.peer].finish(
@@ -184,9 +202,10 @@ class Rollout(Worker):
                 self.watcher.raised[self.peer] += isinstance(error, GroupBroken)
                 self.over = isinstance(error, SlotTaken)
                 return
-            # G4: never backwards.
             version = self._answer.publication.version
-            assert not self.seen or version >= self.seen[-1], (self.seen, version)
+            # G4: never backwards. Only a void restores the floor that there was before.
+            forwards = not self.seen or version >= self.seen[-1]
+            assert forwards or self.watcher.voids, (self.seen, version)
             self.seen.append(version)
 
 
@@ -210,7 +229,7 @@ class Trainer(Worker):
 
     def succeeded(self, verb: Running) -> None:
         super().succeeded(verb)
-        if verb.name == "unpublish":
+        if verb.name in ("unpublish", "close"):
             self.end_span()
 
     def failed(self, verb: Running) -> None:

@@ -108,6 +108,16 @@ def test_an_accident_that_did_not_happen_as_planned_fails_the_run(
     assert any(said in failure for failure in board.failures())
 
 
+def test_a_pull_beside_the_accident_is_not_taken_for_the_one_that_lost_its_source() -> None:
+    board = Board(PLAN)
+    board.take("rollout-1#1", Struck(0.2))
+    board.take("rollout-1#0", pulled(ACCIDENT, 0))
+    assert board.accident_pull is None
+    board.take("rollout-1#1", pulled(ACCIDENT, 1, retried=2))
+    assert board.accident_pull is not None
+    assert board.accident_pull.retried == 2
+
+
 def test_an_empty_run_is_a_failure_and_can_be_summarised() -> None:
     summary = Board(PLAN).summary()
     assert summary["ok"] is False

@@ -18,7 +18,15 @@ from tensorhub_p2p.errors import (
     VersionConflict,
 )
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Slot
-from tensorhub_p2p.protocol.messages import CallDecided, Decision, Question
+from tensorhub_p2p.protocol.machine import Output, Send
+from tensorhub_p2p.protocol.messages import (
+    CallDecided,
+    Decision,
+    GroupMessage,
+    Message,
+    Propose,
+    Question,
+)
 from tensorhub_p2p.protocol.selection import newer_than
 from tensorhub_p2p.protocol.verbs import PublicationLost
 
@@ -309,6 +317,45 @@ def test_a_member_that_missed_the_election_joins_it_later() -> None:
     cluster.publish_all(TRAINER, TRAINERS, 1)
     one, two = cluster.wait(*asks)
     assert one == two
+
+
+def test_a_group_that_can_not_be_formed_again_falls_silent() -> None:
+    cluster = whole()
+    one, _ = cluster.ask_all(ROLLOUT, ROLLOUTS)
+    cluster.crash(3)
+    cluster.wait(cluster.hold(2, R[0], one))
+    cluster.finish(2, R[0], one)
+    cluster.give_up(2, R[0], one)
+    cluster.until_dead(3)
+    cluster.net.run_for(3.0)
+    node = cluster.nodes[2]
+    sent: list[Message] = []
+    drain = node.outbox.drain
+
+    def watched() -> list[Output]:
+        items = drain()
+        sent.extend(i.message for i in items if isinstance(i, Send))
+        return items
+
+    node.outbox.drain = watched  # type: ignore[method-assign]
+    cluster.net.run_for(5.0)
+    assert sent
+    assert not [m for m in sent if isinstance(m, (GroupMessage, Propose))]
+
+
+def test_one_peer_may_hold_several_shards_or_all_of_them() -> None:
+    cluster = Cluster(0, 4)
+    cluster.form(TRAINER, [0, 0])
+    cluster.form(ROLLOUT, [2, 3])
+    three = [Slot(Group("policy", "three"), shard) for shard in range(2)]
+    cluster.form(three[0].group, [1, 1])
+    cluster.publish_all(TRAINER, [0, 0], 1)
+    for group, peers in ((ROLLOUT, [2, 3]), (three[0].group, [1, 1])):
+        assert cluster.replicate_all(group, peers).publication.version == 1
+    cluster.wait(cluster.close(1, three[1]))
+    assert isinstance(cluster.errors(cluster.ask(1, three[0]))[0], GroupBroken)
+    cluster.wait(cluster.open(1, three[1]))
+    assert cluster.replicate_all(three[0].group, [1, 1]).publication.version == 1
 
 
 # --- G4: never backwards ---

@@ -16,6 +16,7 @@ from spmd import PERIOD, Rollout, Trainer, Watcher, Worker
 from tensorhub_p2p.protocol.identity import Slot
 from tensorhub_p2p.sim.network import Link
 
+FAULTS = ("crash", "crash", "pause", "cut", "close")
 STEP = 0.05
 FAULTS_LAST = 10.0
 CALM_LASTS = 15.0
@@ -31,6 +32,7 @@ class Run:
     workers: list[Worker] = field(default_factory=list)
     later: list[tuple[float, str, int]] = field(default_factory=list)
     paused: set[int] = field(default_factory=set)
+    faulty: bool = False
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"faults/{self.seed}")
@@ -43,7 +45,10 @@ class Run:
 
     def add(self, kind: type[Worker], peer: int, slot: Slot) -> None:
         num_shards = 2 if kind is Trainer else 3
-        self.workers.append(kind(self.watcher, peer, slot, num_shards))
+        worker = kind(self.watcher, peer, slot, num_shards)
+        if isinstance(worker, Rollout) and self.seed % 3 == 2:
+            worker.gives_up = lambda: self.faulty and self.rng.random() < 0.05
+        self.workers.append(worker)
 
     def run(self, seconds: float) -> None:
         end = self.cluster.now + seconds
@@ -64,10 +69,11 @@ class Run:
         self.cluster.net.default_link = Link(
             self.cluster.latency, self.rng.choice((0.0, 0.05, 0.1, 0.2))
         )
+        self.faulty = True
         start = self.cluster.now
         for _ in range(self.rng.randint(2, 6)):
             when = start + self.rng.uniform(0.0, FAULTS_LAST - 2)
-            what = self.rng.choice(("crash", "crash", "pause", "cut"))
+            what = self.rng.choice(FAULTS)
             self.later.append((when, what, self.rng.randrange(6)))
 
     def crash(self, peer: int) -> None:
@@ -87,6 +93,10 @@ class Run:
         newcomer, peer = divmod(both, 1000)
         for worker in [w for w in self.workers if w.peer == peer]:
             self.add(type(worker), newcomer, worker.slot)
+
+    def close(self, peer: int) -> None:
+        for worker in self.workers:
+            worker.closing = worker.closing or (worker.peer == peer and worker.is_open)
 
     def pause(self, peer: int) -> None:
         if peer in self.cluster.down or peer in self.paused:
@@ -119,10 +129,11 @@ class Run:
 
     def calm(self) -> None:
         """No more faults; every slot whose holder is gone gets a new one."""
+        self.faulty = False
         self.cluster.net.default_link = Link(self.cluster.latency)
         self.cluster.net.heal()
         for when, what, peer in list(self.later):
-            if what in ("crash", "pause", "cut"):
+            if what in FAULTS:
                 self.later.remove((when, what, peer))
         for peer in sorted(self.paused):
             self.resume(peer)

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runtime_echo import EchoPeer, eventually
 
+from tensorhub_p2p.protocol.envelope import MAX_MESSAGE_BYTES, WIRE_VERSION, Envelope, encode
 from tensorhub_p2p.protocol.identity import PeerId
-from tensorhub_p2p.protocol.messages import MAX_MESSAGE_BYTES, WIRE_VERSION, Envelope, encode
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
 

@@ -250,6 +250,7 @@ class CallMember:
     def broke(self, now: float, why: str) -> None:
         """The generation broke: finish what some survivor heard decided, or give it up soon."""
         self._broken = why
+        self._done_acked, self._voiding = True, None  # there is no next call to open
         if self.part.question is not None:
             self._give_up_at = now + self._config.recall_seconds
             self._retry(now)

@@ -195,9 +195,12 @@ class Election:
             return
         # The lowest slot's claimant stands first; the others only if it does not.
         self._stand_at = now + self.slot.shard * self._config.election_backoff
+        self._keep_watch(now)
+        self._gather(now)
+
+    def _keep_watch(self, now: float) -> None:
         if self._watch is None:
             self._watch = self._records.watch(now, self._key, self.look)
-        self._gather(now)
 
     def rest(self) -> None:
         """No verb waits for a generation any more."""
@@ -406,6 +409,7 @@ class Election:
         self.state = ElectionState.FORMED
         self._retry_at = None
         self._wanted = False
+        self._keep_watch(now)
         self._accepted = max(self._accepted, record.generation.counter)
         self.record = record
         self.broken = False

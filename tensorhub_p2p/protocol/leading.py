@@ -128,10 +128,13 @@ class CallLeader:
         self._retry_at = None
 
     def broke(self, now: float) -> None:
-        """The generation broke: end the pin; decide nothing more, but tell what was decided."""
+        """The generation broke: end the pin; decide nothing more, but tell what was decided.
+
+        Who has not heard of a void by now fails its one verb for the break instead.
+        """
         self._broken = True
         self._resolver.stop(now)
-        if self.state not in {LeaderState.DECIDED, LeaderState.ENDING}:
+        if self.state is not LeaderState.DECIDED:
             self._enter(LeaderState.OVER)
 
     # --- messages ---
@@ -152,7 +155,8 @@ class CallLeader:
         elif isinstance(message, CallWithdraw) and message.call == self.call:
             self._withdrawn(now, message.sender_shard)
         elif isinstance(message, CallGiveUp):
-            if self.state is LeaderState.DECIDED and message.call == self.call:
+            voids = self.state is LeaderState.DECIDED and message.call == self.call
+            if voids:
                 self._end(now, CallVoid, {"reason": message.reason})
 
     def _asked(self, now: float, shard: int, call: int, ask: Ask) -> None:

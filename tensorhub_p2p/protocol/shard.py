@@ -11,7 +11,12 @@ generation that ended fails exactly one verb for it. It decides nothing else.
     unpublish  withdraw the references, then drain the readers (serving.py)
     close      give everything back
 
-One verb at a time: whoever drives the handle sees to that.
+One verb at a time: a second one fails with StateError.
+
+When a generation ends, or a call of it, a *notice* is left for the verb that must fail for
+it: the one that waits in the generation, else the next. Ends that come before a notice was
+given are told by the same one. A lost slot is told by every verb, but for those that give
+something up.
 """
 
 from __future__ import annotations
@@ -149,8 +154,8 @@ class ShardNode:
         """What the next verb fails with, once."""
         self._told_of: GenerationRecord | None = None
         """The generation whose end some verb fails, or has failed, for."""
-        self._answered: GenerationRecord | None = None
-        """The generation of the last answer to a call."""
+        self._answered: tuple[GenerationRecord, Publication] | None = None
+        """The last answer to a call, and the generation that gave it, until it is finished."""
         self._rewinds = 0
         self._rewinding = False
         self._last_published = (-1, -1)
@@ -242,13 +247,15 @@ class ShardNode:
         """
         if self._lost is not None:
             return self._lost
-        answered, self._answered = self._answered, None
-        if answered is None or answered != self.calls.generation:
-            return None if answered is not None else self._take_notice(call)
-        if self.calls.succeeded(now, call):
-            self.election.floor = self.calls.floor
-            return None
-        return self._take_notice(call)
+        if self._answered is None:
+            return self._take_notice(call)
+        (generation, publication), self._answered = self._answered, None
+        if generation != self.calls.generation:
+            self.calls.floor = max(self.calls.floor, publication.order)
+        elif not self.calls.succeeded(now, call):
+            return self._take_notice(call)
+        self.election.floor = self.calls.floor
+        return None
 
     def _take_notice(self, call: int) -> TensorHubError:
         notice, self._notice = self._notice, None
@@ -256,7 +263,7 @@ class ShardNode:
 
     def give_up(self, now: float, call: int, reason: str) -> None:
         """The publication of this call can't be had: void it for the whole group."""
-        if self._answered is not None and self._answered == self.calls.generation:
+        if self._answered is not None and self._answered[0] == self.calls.generation:
             self.calls.give_up(now, call, reason)
 
     def unpublish(self, now: float, number: VerbId, deadline: float) -> None:
@@ -524,7 +531,8 @@ class ShardNode:
 
     def _on_answered(self, now: float, event: CallAnswered) -> None:
         answer = Answer(event.call, event.decision.publication, event.decision.num_shards)
-        self._answered = self.calls.generation
+        assert self.calls.generation is not None
+        self._answered = (self.calls.generation, answer.publication)
         self._done(answer)
 
     def _on_call_failed(self, now: float, event: CallFailed) -> None:

@@ -25,18 +25,18 @@ import zmq
 
 from tensorhub_p2p.config import WireConfig
 from tensorhub_p2p.errors import JoinError
-from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
-from tensorhub_p2p.protocol.messages import (
+from tensorhub_p2p.protocol.envelope import (
     MAX_MESSAGE_BYTES,
     WIRE_VERSION,
     Envelope,
-    Message,
     Undecodable,
     encode,
     open_envelope,
     pack,
     unpack,
 )
+from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
+from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.runtime.addresses import Address, AddressError, advertised, check_bind, parse
 from tensorhub_p2p.runtime.book import AddressBook, Lookup
 from tensorhub_p2p.runtime.monitor import LinkFact

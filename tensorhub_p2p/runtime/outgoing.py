@@ -31,9 +31,9 @@ from dataclasses import dataclass, field
 import zmq
 
 from tensorhub_p2p.config import WireConfig
+from tensorhub_p2p.protocol.envelope import MAX_MESSAGE_BYTES
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import earliest
-from tensorhub_p2p.protocol.messages import MAX_MESSAGE_BYTES
 from tensorhub_p2p.runtime.addresses import dialable, parse
 from tensorhub_p2p.runtime.monitor import Fact, Link, LinkFact, LinkState, Monitor, advance
 from tensorhub_p2p.runtime.redial import Redialer

@@ -26,18 +26,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from tensorhub_p2p.protocol.identity import NOBODY, PeerId
-from tensorhub_p2p.protocol.machine import Event, Machine, Send, SendTo
-from tensorhub_p2p.protocol.messages import (
+from tensorhub_p2p.protocol.envelope import (
     WIRE_VERSION,
     Envelope,
-    Message,
     Undecodable,
     encode,
     open_envelope,
     pack,
     unpack,
 )
+from tensorhub_p2p.protocol.identity import NOBODY, PeerId
+from tensorhub_p2p.protocol.machine import Event, Machine, Send, SendTo
+from tensorhub_p2p.protocol.messages import Message
 
 CLUSTER = "sim"
 SPIN_LIMIT = 10_000

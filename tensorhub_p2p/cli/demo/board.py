@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import asdict, dataclass, field
 
-from tensorhub_p2p.cli.demo.plan import SHARDS, VICTIM, Plan, worker_name
+from tensorhub_p2p.cli.demo.plan import SHARDS, VICTIM, WITNESS, Plan, worker_name
 from tensorhub_p2p.cli.demo.reports import (
     Broken,
     Joined,
@@ -82,8 +82,8 @@ class Board:
             row.state = "group broken"
 
     def _pulled(self, name: str, shard: int, row: Row, pulled: Pulled) -> None:
-        if self.struck is not None and self.accident_pull is None:
-            self.accident_pull = pulled  # the witness reports the two one after the other
+        if name == worker_name(*WITNESS) and pulled.version == self.plan.accident_version:
+            self.accident_pull = pulled
         row.state, row.version, row.last = "serving", pulled.version, pulled
         row.pulls += 1
         row.bytes += pulled.bytes
