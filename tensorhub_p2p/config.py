@@ -159,7 +159,7 @@ class PullConfig(Checked):
     """Holders that one pull remembers; farther ones beyond it are ignored."""
     max_waiting: int = 256
     """Pullers that one shard remembers while its upload slots are full; later ones ask again."""
-    news_interval: float = 0.005
+    news_interval: float = 0.01
     """Seconds over which chunks or digests that come fast are collected on their way to others."""
 
 

@@ -487,6 +487,20 @@ def test_a_member_that_knows_of_the_break_records_no_more() -> None:
     assert calls.leader.state is LeaderState.RECORDING
 
 
+def test_once_the_generation_broke_nobody_is_told_anything_for_ever() -> None:
+    calls = Calls()
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: calls.answered(1))
+    calls.crash(calls.record.members[0].peer)
+    calls.members[1].succeeded(calls.now, 1)
+    calls.members[2].give_up(calls.now, 1, "gone")
+    for member in calls.members[1:]:
+        member.broke(calls.now, "the leader is gone")
+    for _ in range(100):
+        calls.step()
+    assert [member.next_wakeup() for member in calls.members[1:]] == [None, None]
+
+
 def test_a_new_generation_starts_at_call_one() -> None:
     calls = Calls()
     calls.call()

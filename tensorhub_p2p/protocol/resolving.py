@@ -10,9 +10,12 @@ Theory of operation.
               or for a holder to die, and read again
     MARKING   the answer is whole but not marked so: write the mark to W owners first (G3)
     PINNING   write the pin to W owners; they refuse it for what was withdrawn meanwhile
+    CHECKING  read again: is it still covered? A holder that withdraws says so before it reads
+              the pins, and we pin before we read who withdraws: one of the two sees the other
     PINNED    answered; the pin stays until `stop`
 
-A refusal, of mark or pin, sends it back to READING: the owners know better by now.
+A refusal, of mark or pin, or a holder lost at the last moment, sends it back to READING,
+without the pin: it must not hold back those who withdraw.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from enum import Enum
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.admission import FENCED
-from tensorhub_p2p.protocol.identity import Generation, Slot
+from tensorhub_p2p.protocol.identity import Generation, Publication, Slot
 from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.messages import Decision, Pin, Question, WholeMark
 from tensorhub_p2p.protocol.records import (
@@ -49,6 +52,7 @@ class ResolverState(Enum):
     READING = "reading which versions exist"
     MARKING = "marking the version whole"
     PINNING = "pinning the version"
+    CHECKING = "looking whether the pinned version is still held"
     PINNED = "pinned"
 
 
@@ -76,6 +80,8 @@ class DirectoryResolver:
         self._call = 0
         self._floor = NO_FLOOR
         self._then: Callable[[float, Decision], None] | None = None
+        self._answer: Holding | None = None
+        """What is being marked, pinned and checked."""
         self._pinned = False
         self._watch: int | None = None
         self._retry_at: float | None = None
@@ -111,6 +117,9 @@ class DirectoryResolver:
         if self._watch is not None:
             self._records.unwatch(now, self._watch)
             self._watch = None
+        self._unpin(now)
+
+    def _unpin(self, now: float) -> None:
         if self._pinned:
             self._pinned = False
             self._write_pin(now, None, lambda _now, _refused: None)
@@ -129,14 +138,21 @@ class DirectoryResolver:
         self._retry_at = retry_at
 
     def _on_registers(self, now: float, registers: Registers) -> None:
-        if self.state is not ResolverState.READING or self._question is None:
+        if self._question is None:
             return
         found = holdings(registers, self._liveness.is_gone)
+        if self.state is ResolverState.CHECKING and self._answer is not None:
+            self._check(now, found.get(self._answer.publication))
+        elif self.state is ResolverState.READING:
+            self._select(now, self._question, found)
+
+    def _select(self, now: float, question: Question, found: dict[Publication, Holding]) -> None:
         self.exists = describe(found)
-        answer = select(self._question, found, self._floor)
+        answer = select(question, found, self._floor)
         if answer is None:
             return
         self._retry_at = None
+        self._answer = answer
         if answer.marked:
             self._pin(now, answer)
         else:
@@ -165,9 +181,8 @@ class DirectoryResolver:
             if self.state is not ResolverState.PINNING:
                 return
             if refused is None:
-                self.state = ResolverState.PINNED
-                assert self._then is not None
-                self._then(now, decision_of(answer))
+                self.state = ResolverState.CHECKING
+                self._inquiry.look_anew(now)
                 return
             self._again(now)
             if refused.reason == FENCED:
@@ -176,8 +191,17 @@ class DirectoryResolver:
         pin = Pin(answer.publication, self.slot.group, self.generation, self._call)
         self._write_pin(now, pin, then)
 
+    def _check(self, now: float, pinned: Holding | None) -> None:
+        if pinned is None or not pinned.covered:
+            self._again(now)
+            return
+        self.state = ResolverState.PINNED
+        assert self._then is not None
+        self._then(now, decision_of(pinned))
+
     def _again(self, now: float) -> None:
-        """The owners refused: look again, but not in a tight loop."""
+        """The owners refused, or know better: look again, but not in a tight loop."""
+        self._unpin(now)
         self._enter_reading(now + self._config.retry_interval)
 
     def _write_pin(

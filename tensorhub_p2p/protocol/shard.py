@@ -160,7 +160,7 @@ class ShardNode:
         self._rewinding = False
         self._last_published = (-1, -1)
         self._last_whole: Publication | None = None
-        """The last one that was withdrawn after it had been whole: its id is used up."""
+        """The last own one that was withdrawn after it had been whole: its id is used up."""
         self._exists = ""
         key = versions_key(slot.group.model)
         self._existing = Inquiry(records, key, self._note_what_exists)
@@ -530,10 +530,10 @@ class ShardNode:
         )
 
     def _on_answered(self, now: float, event: CallAnswered) -> None:
-        answer = Answer(event.call, event.decision.publication, event.decision.num_shards)
-        assert self.calls.generation is not None
-        self._answered = (self.calls.generation, answer.publication)
-        self._done(answer)
+        if self.calls.generation is not None and self._waits("ask"):
+            decision = event.decision
+            self._answered = (self.calls.generation, decision.publication)
+            self._done(Answer(event.call, decision.publication, decision.num_shards))
 
     def _on_call_failed(self, now: float, event: CallFailed) -> None:
         kind = GroupDivergence if event.diverged else GroupBroken
@@ -568,7 +568,7 @@ class ShardNode:
         )
 
     def _on_hidden(self, now: float, event: Hidden) -> None:
-        if event.was_whole:
+        if event.was_whole and event.publication.replica == self.slot.group.replica:
             self._last_whole = event.publication
         self.outbox.emit(StopDigests(self.slot, event.publication))
         self._drain(now)

@@ -193,7 +193,10 @@ class Swarm:
             self._held |= 1 << chunk
             if not self.done:
                 self._outbox.emit(ChunkHeld(chunk, digest))
-        self.tick(now)
+        if at.state is SourceState.OPEN:
+            self._advance(now)  # the rest of a tick can wait until it is due: chunks come fast
+        else:
+            self.tick(now)
 
     def failed(self, now: float, source: SourceId, chunk: int, fault: Fault, why: str = "") -> None:
         """The chunk did not come from there, or not the right bytes. `why` is for people."""
@@ -256,18 +259,22 @@ class Swarm:
         if self.done:
             return
         self._hold_verdicts(now)
-        self._ticked = now
         for source in self._sources.values():
             self._tend(now, source)
         self._ask_more(now)
         self._ask_layout(now)
-        if self._begun and self.layout is not None:
-            self._dispatch(now)
-            if self._held.bit_count() == self.layout.num_chunks:
-                self._outbox.emit(Completed())
-                self._finish(now, complete=True)
-                return
+        self._advance(now)
         self._check_dry(now)
+
+    def _advance(self, now: float) -> None:
+        """Hand out what can be fetched; notice the end."""
+        self._ticked = now
+        if self.done or not self._begun or self.layout is None:
+            return
+        self._dispatch(now)
+        if self._held.bit_count() == self.layout.num_chunks:
+            self._outbox.emit(Completed())
+            self._finish(now, complete=True)
 
     def _hold_verdicts(self, now: float) -> None:
         """After a pause of our own, what came meanwhile is still unread: nobody was silent."""
@@ -640,6 +647,8 @@ class Swarm:
 
     def _check_dry(self, now: float) -> None:
         """Give up once the same chunk was to be had nowhere for too long."""
+        if self.done:
+            return
         dry = self._unavailable()
         still = self._dry & dry
         if not still:

@@ -117,7 +117,7 @@ class Digester:
     told.
     """
 
-    def __init__(self, news_interval: float = 0.005) -> None:
+    def __init__(self, news_interval: float = 0.01) -> None:
         self._news_interval = news_interval
         self._changed = threading.Condition()
         self._jobs: deque[DigestJob] = deque()

@@ -76,7 +76,7 @@ class Board:
             self.rewards.append(report)
         elif isinstance(report, Struck):
             self.struck = report
-            self.rows[worker_name(*VICTIM)].state = "killed"
+            self.rows.setdefault(worker_name(*VICTIM), Row()).state = "killed"
         elif isinstance(report, Broken):
             self.broken += 1
             row.state = "group broken"
