@@ -22,9 +22,9 @@ them, so that no clock and no lock is needed:
 An established holder keeps its slot for as long as it is not declared dead, whatever
 counter a challenger brings. Two claimants that both believe to have won can only come
 from views that differ on a death: the one that was thought dead has the lower claim, and
-is fenced as soon as it reads the key (it watches it, and reads it when it hears that it
-was declared dead). Until then it changes nothing: elections need every claimant's vote for
-exactly its claim, and receivers refuse lower generations.
+is fenced as soon as anything of its handle reads the key (the election watches it; `check`
+is for when it hears that it was declared dead). Until then it changes nothing: elections
+need every claimant's vote for exactly its claim, and receivers refuse lower generations.
 
 A claim is never withdrawn but marked as released, so that counters only rise: what a
 closed handle was fenced by, or published under, is not used again.
