@@ -313,36 +313,6 @@ def test_a_source_that_falls_silent_within_a_chunk_is_noticed(after: int, sizes:
         puller.close()
 
 
-@pytest.mark.parametrize("beyond", [1, 50_000, tcp.STEP_BYTES - 1])
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_slow_source_is_not_waited_for_beyond_its_last_byte(steps: int, beyond: int) -> None:
-    """A thread that sleeps until half a megabyte has come must not do so near the end."""
-    silence, length = 3.0, steps * tcp.STEP_BYTES + beyond
-    data = bytes(range(256)) * (length // 256 + 1)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        puller = TcpTransport(silence=silence)
-
-        def serve() -> None:
-            connection, _ = server.accept()
-            for due in (0, length):
-                connection.recv(tcp._REQUEST.size, socket.MSG_WAITALL)
-                connection.sendall(tcp._ANSWER.pack(tcp._MAGIC, 0, due))
-                for start in range(0, due, 30_000):
-                    connection.sendall(data[start : min(start + 30_000, due)])
-                    time.sleep(0.001)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        reader, hasher = puller.connect(fake_endpoint(server), soon()), ChunkHasher()
-        began = time.monotonic()
-        reader.read(0, length, Region.of(blank([100_000] * 30)), soon(), hasher)
-        assert time.monotonic() - began < silence
-        assert hasher.digest() == ChunkHasher(data[:length]).digest()
-        reader.close()
-        thread.join()
-        puller.close()
-
-
 def fake_endpoint(server: socket.socket) -> bytes:
     address = join_address(*server.getsockname()[:2])
     return tcp._encode(tcp._Endpoint((address,), bytes(16), False))

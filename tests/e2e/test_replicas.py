@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from steps import blank, fill, wrong
@@ -134,3 +136,36 @@ def test_a_pull_is_explained_in_words(peer: StartPeer) -> None:
     assert "nothing moved" in second.explain(target.replicate(1, timeout=20))
     assert pull.seconds >= pull.moving > 0
     assert pull.gigabytes_per_second > 0
+
+
+def test_a_version_that_was_decided_for_stays_until_it_was_pulled(peer: StartPeer) -> None:
+    """Its holders withdraw at the very moment, again and again; small tensors, so often."""
+    quick = th.Config(pull=th.PullConfig(unavailable_after=1.0))
+    members = [peer(config=quick) for _ in range(3)]
+    handles = [member.open("m") for member in members]
+    tensors = [blank(1, 1000) for _ in members]
+    for handle, mine in zip(handles, tensors, strict=True):
+        handle.register(mine)
+    until = time.monotonic() + 4.0
+
+    def publish() -> int:
+        version = 0
+        while True:
+            version += 1
+            fill(tensors[0], version)
+            handles[0].publish(version)
+            if time.monotonic() > until:
+                return version
+            handles[0].unpublish(timeout=30)
+
+    def replicate(rollout: int) -> int:
+        version = 0
+        while time.monotonic() < until:
+            version = handles[rollout].replicate("latest", timeout=30).version
+            assert not wrong(tensors[rollout], version)
+        return version
+
+    with ThreadPoolExecutor() as threads:
+        published = threads.submit(publish)
+        reached = [threads.submit(replicate, rollout) for rollout in (1, 2)]
+        assert all(10 < each.result(60) <= published.result(60) for each in reached)

@@ -259,12 +259,9 @@ class TcpReader(Reader):
         with self._reading():
             self._ask(start, length, deadline)
             self._arm(deadline)
-            end, in_bulk = start + length, False
+            end = start + length
             while start < end:
                 step = min(STEP_BYTES, end - start)
-                if in_bulk != (end - start > 2 * STEP_BYTES):
-                    in_bulk = not in_bulk
-                    self._wake_at(STEP_BYTES if in_bulk else 1)
                 self._step(into.pieces(start, step), step, deadline, hasher)
                 start += step
 
@@ -330,14 +327,6 @@ class TcpReader(Reader):
             self._connection.setsockopt(
                 socket.SOL_SOCKET, socket.SO_RCVTIMEO, _seconds(self._limit(deadline))
             )
-
-    def _wake_at(self, num_bytes: int) -> None:
-        """Have the kernel wake this thread once so much has come, not for every packet.
-
-        At any moment that many must be due still, or the thread would sleep for ever.
-        """
-        if not self._tls:
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def _step(self, iov: array[int], length: int, deadline: float, hasher: xxhash.xxh3_128) -> None:
         """Take the next `length` bytes into these pieces."""

@@ -1,0 +1,87 @@
+"""A leader's question becomes a pinned publication, whatever its holders do at that moment."""
+
+from __future__ import annotations
+
+import pytest
+from registry import Registry
+
+from tensorhub_p2p.config import GroupConfig
+from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
+from tensorhub_p2p.protocol.messages import Decision, Phase, Question
+from tensorhub_p2p.protocol.publishing import Held, Hidden, References, RefState
+from tensorhub_p2p.protocol.resolving import DirectoryResolver, ResolverState
+from tensorhub_p2p.protocol.selection import NO_FLOOR
+
+GENERATION = Generation(1, 7)
+LATEST = Question("replicate", "latest")
+
+
+class Race(Registry):
+    """A trainer of one shard, and the leader of a rollout that asks for the latest version.
+
+    The owners admit every pin: as those do that have not heard of the withdrawal, or have
+    heard of the next version since, and know nothing of this one any more.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        trainer, rollout = PeerId("trainer"), PeerId("rollout")
+        records = self.peer(trainer)
+        slot = Slot(Group("policy", "trainer"), 0)
+        self.references = References(trainer, slot, records, records, GroupConfig())
+        self.references.generation = GENERATION
+        records = self.peer(rollout)
+        slot = Slot(Group("policy", "rollout"), 0)
+        self.resolver = DirectoryResolver(slot, records, records, GroupConfig(), lambda _now: None)
+        self.resolver.generation = GENERATION
+        self.machines = {trainer: [self.references]}  # type: ignore[list-item]
+        self.decision: Decision | None = None
+
+    def step(self) -> None:
+        super().step()
+        due = self.resolver.next_wakeup()
+        if due is not None and due <= self.now:
+            self.resolver.tick(self.now)
+
+    def publish(self, version: int) -> None:
+        publication = Publication(0, version, "trainer", GENERATION)
+        self.references.publish(self.now, Held(publication, 1, 4096, Phase.READY, False))
+
+    def resolve(self) -> None:
+        def then(_now: float, decision: Decision) -> None:
+            self.decision = decision
+
+        self.resolver.resolve(self.now, LATEST, 1, NO_FLOOR, then)
+
+    def served(self) -> Publication | None:
+        """What the trainer has, and would not give up for the asking."""
+        references = self.references
+        if references.held is None or references.state is RefState.HIDING:
+            return None
+        return references.held.publication
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_decision_and_the_withdrawal_of_what_it_is_for_may_cross(seed: int) -> None:
+    race = Race(seed)
+    race.publish(1)
+    race.until(lambda: race.references.held is not None and race.references.held.was_whole)
+    race.resolve()
+    for _ in range(race.rng.randrange(8)):
+        race.step()
+    race.references.withdraw(race.now)
+
+    def on_event(_peer: PeerId, event: object) -> None:
+        if isinstance(event, Hidden):
+            race.publish(2)
+
+    race.on_event = on_event  # type: ignore[method-assign]
+    race.until(lambda: race.decision is not None)
+    assert race.resolver.state is ResolverState.PINNED
+    for _ in range(300):
+        assert race.decision is not None
+        assert race.served() == race.decision.publication, "decided for, and gone"
+        race.step()
+    race.resolver.stop(race.now)
+    if race.references.state is RefState.KEEPING:
+        race.until(lambda: race.served() is None)
