@@ -115,6 +115,12 @@ class DirectoryConfig(Checked):
     """How long an owner whose view differs from another's takes no requests for the key."""
     rewrite_jitter: float = 0.1
     """Writers rewrite to changed owners within this many seconds, not all at the same moment."""
+    warm_spread: float = 0.1
+    """After a change of the ring, keys that nobody asks for are merged over this many seconds."""
+    returned_seconds: float = 1.0
+    """Seconds for which a key waits for what returned members hold: silent ones stop nobody."""
+    mismatch_pause: float = 0.02
+    """Seconds until owners that disagreed are asked again, at first (doubling, to the retry's)."""
     keep_former_seconds: float = 600.0
     """How long a former owner keeps what it holds, for new owners that have not asked yet."""
 
@@ -161,6 +167,8 @@ class PullConfig(Checked):
     """Pullers that one shard remembers while its upload slots are full; later ones ask again."""
     news_interval: float = 0.01
     """Seconds over which chunks or digests that come fast are collected on their way to others."""
+    holders_interval: float = 1.0
+    """Seconds after which a pull looks anew who holds its shard, whether it was told or not."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tensorhub_p2p.config import Config
 from tensorhub_p2p.errors import StateError
+from tensorhub_p2p.explaining import explain
 from tensorhub_p2p.handle import ShardHandle
 from tensorhub_p2p.options import (
     PeerOptions,
@@ -128,10 +129,10 @@ class Peer:
         """Which versions of a model somebody holds, newest first. Raises Timeout."""
         node = self._driver.node
         check_timeout(timeout)
-        future = self._driver.verb(
+        running = self._driver.verb(
             timeout, lambda now, number, deadline: node.versions(now, number, deadline, model)
         )
-        found: tuple[VersionSummary, ...] = future.result()
+        found: tuple[VersionSummary, ...] = running.future.result()
         return [VersionInfo(v.epoch, v.version, v.whole, v.holders, v.zones) for v in found]
 
     def explain(self, pull: Pull) -> str:
@@ -233,28 +234,6 @@ def _start(options: PeerOptions, config: Config) -> Driver:
 def _member(view: MemberView) -> Member:
     info = view.info
     return Member(info.peer_id, info.name, info.addresses[0], info.zone, view.status.name.lower())
-
-
-def explain(pull: Pull) -> str:
-    """See `Peer.explain`."""
-    if pull.up_to_date:
-        return f"version {pull.version} of {pull.model!r} was held already: nothing moved"
-    lines = [
-        f"version {pull.version} of {pull.model!r} (epoch {pull.epoch}): "
-        f"{pull.bytes / 1e6:.1f} MB in {pull.seconds:.3f} s "
-        f"(waiting {pull.waiting:.3f}, registering {pull.registering:.3f}, "
-        f"moving {pull.moving:.3f}, verifying {pull.verifying:.3f}), "
-        f"{pull.retried} chunks fetched again"
-    ]
-    for source in pull.sources:
-        rate = f", {source.rate / 1e9:.2f} GB/s" if source.rate else ""
-        lines.append(
-            f"  {source.name} ({source.peer_id}) {source.slot}: {source.bytes / 1e6:.1f} MB in "
-            f"{source.chunks} chunks over {source.transport or 'nothing'}{rate}; "
-            f"same {source.locality}; {source.state}"
-        )
-        lines.extend(f"    - {note}" for note in source.notes)
-    return "\n".join(lines)
 
 
 def close_on_sigterm(peer: Peer) -> None:

@@ -39,13 +39,13 @@ class SourceReport:
 
 @dataclass(frozen=True)
 class Pull:
-    """What one `replicate` (or `wait_for`) did. Times in seconds.
+    """What one `replicate` did. Times in seconds.
 
     `seconds` is the whole call; of it `waiting` passed until there was an answer to what
     was asked and a first source, `registering` went into references, `moving` into bytes
-    on the way (digests are checked as the bytes arrive) and `verifying` into what of the
-    checking came after. `bytes` were moved and verified; `retried` chunks were fetched
-    again from elsewhere. `up_to_date`: the handle held the version already.
+    on the way. Digests are checked as the bytes arrive: `verifying` is what that cost the
+    reader threads, summed over them. `bytes` were moved and verified; `retried` chunks were
+    fetched again from elsewhere. `up_to_date`: the handle held the version already.
     """
 
     model: str

@@ -52,15 +52,19 @@ class Watcher:
     def watch(self, shard: ShardNode, peer: int) -> None:
         """Note the ends of generations, just where the protocol decides to tell of them."""
         self.ended[peer], self.merged[peer], self.raised[peer] = set(), 0, 0
-        tell = shard._end_of_generation
+        tell = shard.notices.generation_ended
 
         def told(record: GenerationRecord, why: str) -> None:
-            assert record.generation not in self.ended[peer], "one end is told twice"
+            if record.generation in self.ended[peer]:
+                before = shard.notices.pending
+                tell(record, why)
+                assert shard.notices.pending is before, "one end is told twice"
+                return
             self.ended[peer].add(record.generation)
-            self.merged[peer] += shard._notice is not None
+            self.merged[peer] += shard.notices.pending is not None
             tell(record, why)
 
-        shard._end_of_generation = told  # type: ignore[method-assign]
+        shard.notices.generation_ended = told  # type: ignore[method-assign]
 
     def answered(self, verb: Running) -> None:
         """G2: one publication for one call. G3: it was whole once."""
@@ -90,7 +94,7 @@ class Watcher:
             return
         shard = worker.shard
         assert shard is not None
-        pending = shard._notice is not None
+        pending = shard.notices.pending is not None
         told = len(self.ended[worker.peer]) - self.merged[worker.peer] - pending
         assert self.raised[worker.peer] == told, f"{worker.slot} on p{worker.peer}"
 

@@ -10,7 +10,7 @@ from registry import Registry
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.calls import CallAnswered, CallFailed, CallMember
-from tensorhub_p2p.protocol.election import generation_of
+from tensorhub_p2p.protocol.claims import generation_of
 from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.leading import CallLeader, LeaderState
 from tensorhub_p2p.protocol.machine import Event, Outbox, earliest

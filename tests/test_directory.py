@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tensorhub_p2p.config import DirectoryConfig
 from tensorhub_p2p.protocol.directory import (
+    Admit,
     ReadDone,
     Refusal,
     RequestExpired,
@@ -115,9 +116,12 @@ def test_lost_messages_are_sent_again() -> None:
         assert cluster.read(cluster[(number + 1) % 6])["a"] >= 0
 
 
-def refuse_thirteen(key: Key, held: Mapping[Cell, Register], register: Register) -> Refusal | None:
+def unlucky(key: Key, held: Mapping[Cell, Register], register: Register) -> Refusal | None:
     bad = numbers([register]).get(register.name) == 13
     return Refusal("unlucky", next(iter(held.values()), None)) if bad else None
+
+
+refuse_thirteen = Admit(unlucky, lambda _key, _register: False)
 
 
 def test_a_refused_write_says_why_and_leaves_what_stood_there() -> None:

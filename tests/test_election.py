@@ -8,12 +8,12 @@ import pytest
 from registry import Registry
 
 from tensorhub_p2p.config import GroupConfig
+from tensorhub_p2p.protocol.claims import generation_of
 from tensorhub_p2p.protocol.election import (
     Election,
     ElectionState,
     GenerationBroken,
     GenerationFormed,
-    generation_of,
 )
 from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event, Send

@@ -29,6 +29,7 @@ from tensorhub_p2p.protocol.messages import (
     Propose,
     Question,
 )
+from tensorhub_p2p.protocol.records import fence_name, versions_key
 from tensorhub_p2p.protocol.selection import newer_than
 from tensorhub_p2p.protocol.verbs import PublicationLost
 
@@ -111,6 +112,7 @@ def test_a_retry_after_a_timeout_gets_the_publication_that_the_others_got() -> N
 @pytest.mark.parametrize("seed", range(6))
 def test_after_a_timeout_all_shards_may_ask_something_else(seed: int) -> None:
     cluster = whole(seed, loss=0.1 * (seed % 3))
+    cluster.replicate_all(ROLLOUT, ROLLOUTS)  # attempts count from the generation on
     asks = [cluster.ask(p, R[s], version(9), 1.0 + 0.3 * s) for s, p in enumerate(ROLLOUTS)]
     (first,) = cluster.errors(asks[0])
     assert isinstance(first, Timeout)
@@ -488,6 +490,74 @@ def test_the_floor_survives_the_next_election() -> None:
     assert cluster.shard(newcomer, R[1]).election.floor == (0, 3)
 
 
+def newest_lost_while_pulled(*, finished: bool) -> tuple[Cluster, int]:
+    """Version 1 lives on elsewhere; shard 1 of the rollout is the last to know of version 2.
+
+    It got version 2 as the answer to a call; then shard 0 died, a newcomer formed the next
+    generation with it, and whoever had version 2 died too. Returns the newcomer, on shard 0.
+    """
+    cluster = whole()
+    copy = Group("policy", "copy")
+    cluster.form(copy, [0, 1])
+    cluster.replicate_all(copy, [0, 1])
+    cluster.replicate_all(ROLLOUT, ROLLOUTS)
+    other = Group("policy", "other")
+    cluster.form(other, [4])
+    cluster.wait(cluster.publish(4, Slot(other, 0), 2))
+    _, mine = cluster.ask_all(ROLLOUT, ROLLOUTS)
+    assert mine.publication.version == 2
+    cluster.wait(cluster.hold(3, R[1], mine, complete=False))
+    cluster.crash(2)
+    cluster.until_dead(2)
+    newcomer = cluster.start()
+    cluster.wait(cluster.open(newcomer, R[0]))
+    cluster.errors(cluster.ask(newcomer, R[0], version(9), timeout=1.0))
+    assert cluster.shard(newcomer, R[0]).election.formed
+    if finished:
+        assert cluster.finish(3, R[1], mine) is None
+    cluster.crash(4)
+    cluster.until_dead(4)
+    return cluster, newcomer
+
+
+def test_a_group_does_not_fall_back_behind_an_answer_that_an_election_missed() -> None:
+    cluster, newcomer = newest_lost_while_pulled(finished=True)
+    early = cluster.ask(newcomer, R[0], timeout=4.0)
+    cluster.net.run_for(1.0)
+    assert isinstance(cluster.errors(cluster.ask(3, R[1]))[0], GroupBroken)
+    late = cluster.ask(3, R[1], timeout=3.0)
+    assert all(isinstance(error, Timeout) for error in cluster.errors(early, late))
+
+
+def test_nor_behind_one_that_is_still_being_pulled() -> None:
+    cluster, newcomer = newest_lost_while_pulled(finished=False)
+    answered = cluster.shard(3, R[1])._answered
+    assert answered is not None
+    early = cluster.ask(newcomer, R[0], timeout=2.0)
+    assert isinstance(cluster.errors(early)[0], Timeout)
+    early = cluster.ask(newcomer, R[0], timeout=4.0)
+    cluster.net.run_for(1.0)
+    assert cluster.nodes[3].finish(cluster.now, R[1], 2) is None
+    assert isinstance(cluster.errors(cluster.ask(3, R[1]))[0], GroupBroken)
+    late = cluster.ask(3, R[1], timeout=2.0)
+    assert all(isinstance(error, Timeout) for error in cluster.errors(early, late))
+
+
+def test_but_what_a_failed_pull_would_have_brought_holds_nobody_back() -> None:
+    cluster, newcomer = newest_lost_while_pulled(finished=False)
+    early = cluster.ask(newcomer, R[0], timeout=6.0)
+    assert isinstance(cluster.errors(cluster.ask(3, R[1]))[0], GroupBroken)
+    late = cluster.ask(3, R[1], timeout=3.0)
+    assert [answer.publication.version for answer in cluster.wait(early, late)] == [1, 1]
+
+
+def test_a_version_that_is_asked_for_by_its_number_may_be_older() -> None:
+    cluster, newcomer = newest_lost_while_pulled(finished=True)
+    assert isinstance(cluster.errors(cluster.ask(3, R[1]))[0], GroupBroken)
+    asks = cluster.ask(newcomer, R[0], version(1)), cluster.ask(3, R[1], version(1))
+    assert [answer.publication.version for answer in cluster.wait(*asks)] == [1, 1]
+
+
 # --- G5: fresh ---
 
 
@@ -612,6 +682,32 @@ def test_nothing_is_decided_by_messages_of_strangers_or_of_older_generations() -
     cluster.net.settle(cluster.nodes[3].info.peer_id)
     (end,) = cluster.ends(number)
     assert end.result.publication.version == 1
+
+
+def test_a_publish_that_is_refused_after_its_generation_broke_fails_at_once() -> None:
+    """Its group's next generation is known to the owners, and nobody tells the publisher."""
+    cluster = whole()
+    cluster.wait(*(cluster.unpublish(p, T[s]) for s, p in enumerate(TRAINERS)))
+    shard = cluster.shard(0, T[0])
+    record = shard.election.record
+    assert record is not None
+    ids = [n.info.peer_id for n in cluster.nodes]
+    cluster.net.partition([ids[0]], [i for i in ids if i != ids[0]])
+    number = cluster.publish(0, T[0], 2, timeout=30.0)
+    shard.election._break("shard 1 is gone")
+    cluster.net.settle(ids[0])
+    higher = msgspec.structs.replace(record, generation=Generation(1000, 1))
+    fence = fence_name(TRAINER)
+    cluster.nodes[4].records.write(
+        cluster.now, versions_key("policy"), fence, 1000, higher, lambda _now, _refused: None
+    )
+    cluster.nodes[4].tick(cluster.now)
+    cluster.net.settle(ids[4])
+    cluster.net.run_for(0.3)
+    cluster.net.heal()
+    (error,) = cluster.errors(number)
+    assert isinstance(error, GroupBroken)
+    assert cluster.now < cluster.verbs[number].deadline - 20
 
 
 # --- unpublishing ---

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import pytest
-from registry import Registry
+from registry import Registry, admit_all
 
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
-from tensorhub_p2p.protocol.messages import Decision, Phase, Question
+from tensorhub_p2p.protocol.admission import WITHDRAWN
+from tensorhub_p2p.protocol.identity import (
+    NOBODY,
+    Generation,
+    Group,
+    PeerId,
+    Publication,
+    Slot,
+)
+from tensorhub_p2p.protocol.messages import (
+    Decision,
+    Phase,
+    Question,
+    Register,
+    VersionRecord,
+    WholeMark,
+)
+from tensorhub_p2p.protocol.owner import Refusal
 from tensorhub_p2p.protocol.publishing import Held, Hidden, References, RefState
+from tensorhub_p2p.protocol.records import versions_key
 from tensorhub_p2p.protocol.resolving import DirectoryResolver, ResolverState
 from tensorhub_p2p.protocol.selection import NO_FLOOR
 
@@ -85,3 +102,40 @@ def test_a_decision_and_the_withdrawal_of_what_it_is_for_may_cross(seed: int) ->
     race.resolver.stop(race.now)
     if race.references.state is RefState.KEEPING:
         race.until(lambda: race.served() is None)
+
+
+def test_a_mark_that_was_only_read_is_written_to_a_quorum_before_it_is_acted_on() -> None:
+    """One owner admitted it; the others know that a shard withdraws, and refuse it."""
+    race = Race()
+    what = Publication(0, 1, "trainer", GENERATION)
+    slot = Slot(Group("policy", "copy"), 0)
+    copy = VersionRecord(slot, 1, what, Phase.READY, GENERATION, False)
+    mark = WholeMark(what, 1)
+    race.held[versions_key("policy")] = {
+        (PeerId("c"), "0@copy"): Register(PeerId("c"), "0@copy", 1, 1, copy),
+        (NOBODY, "as one owner has it"): Register(NOBODY, f"whole:{what!r}", 0, 1, mark),
+    }
+
+    def refuse_marks(_key: object, _held: object, new: Register) -> Refusal | None:
+        return Refusal(WITHDRAWN) if isinstance(new.value, WholeMark) else None
+
+    race.admit = refuse_marks
+    race.resolve()
+    for _ in range(300):
+        race.step()
+    assert race.decision is None
+    race.admit = admit_all
+    race.until(lambda: race.decision is not None)
+
+
+def test_what_a_holder_had_whole_needs_no_further_mark() -> None:
+    race = Race()
+    what = Publication(0, 1, "trainer", GENERATION)
+    slot = Slot(Group("policy", "copy"), 0)
+    copy = VersionRecord(slot, 1, what, Phase.READY, GENERATION, True)
+    register = Register(PeerId("c"), "0@copy", 1, 1, copy)
+    race.held[versions_key("policy")] = {register.cell: register}
+    race.resolve()
+    race.until(lambda: race.decision is not None)
+    values = [r.value for r in race.registers(versions_key("policy"))]
+    assert not any(isinstance(value, WholeMark) for value in values)

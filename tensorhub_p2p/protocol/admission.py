@@ -2,7 +2,9 @@
 
 Rules of this file. One pure function over what this owner holds of the key. W owners must
 take a write, so a rule that one of them knows a reason for is kept: whatever made the
-reason was on W owners too, and the two sets meet.
+reason was on W owners too, and the two sets meet. After a change of owners they need not:
+so what may be refused is judged by warm owners only (owner.py), who have merged what a
+majority of each earlier set took.
 
     a publish below an existing whole version                     conflict (G4)
     a publish of a version that the same replica once had whole   conflict (G1)
@@ -10,7 +12,12 @@ reason was on W owners too, and the two sets meet.
     a "whole" mark for what its publisher is withdrawing          withdrawn (G3)
     a pin on what was withdrawn, with nobody known to keep it     withdrawn (G6)
 
-Owners refuse only for what they know; what they have not heard of they admit.
+Only what began after its reason was on W owners is sure to be refused. Of two that cross,
+an owner refuses the later one if it has heard of the earlier, and both may be admitted:
+so a publish that began before a higher version was whole may stand below it.
+
+The reasons themselves are plain writes: fences, withdrawals, and the references of what
+was whole are taken by any owner at any time.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ from tensorhub_p2p.protocol.messages import (
     VersionRecord,
     WholeMark,
 )
-from tensorhub_p2p.protocol.owner import Refusal
+from tensorhub_p2p.protocol.owner import Admit, Refusal
 from tensorhub_p2p.protocol.records import fence_name
 
 Cells = Mapping[tuple[PeerId, str], Register]
@@ -36,9 +43,17 @@ WITHDRAWN = "withdrawn"
 FENCED = "fenced"
 
 
-def admit(key: Key, held: Cells, new: Register) -> Refusal | None:
-    """None admits the register."""
+def _is_conditional(key: Key, new: Register) -> bool:
+    """Whether any of the rules concerns the register."""
     if key.kind != "versions":
+        return False
+    if isinstance(new.value, VersionRecord):
+        return _is_publish(new.value)
+    return isinstance(new.value, (WholeMark, Pin))
+
+
+def _refusal(key: Key, held: Cells, new: Register) -> Refusal | None:
+    if not _is_conditional(key, new):
         return None
     value = new.value
     if isinstance(value, VersionRecord):
@@ -50,11 +65,18 @@ def admit(key: Key, held: Cells, new: Register) -> Refusal | None:
     return None
 
 
+admit = Admit(_refusal, _is_conditional)
+"""The policy of the versions key; None admits a register."""
+
+
+def _is_publish(record: VersionRecord) -> bool:
+    """By the publishing replica's own slot, of what isn't known to be whole."""
+    own = record.slot.group.replica == record.publication.replica
+    return own and not record.was_whole and record.phase is Phase.READY
+
+
 def _admit_publish(held: Cells, new: Register, record: VersionRecord) -> Refusal | None:
     publication = record.publication
-    publishes = record.slot.group.replica == publication.replica
-    if not publishes or record.was_whole or record.phase is not Phase.READY:
-        return None
     fenced = _fenced(held, record.slot.group, record.generation)
     if fenced is not None:
         return fenced

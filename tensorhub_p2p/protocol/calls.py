@@ -22,6 +22,11 @@ when the leader says `CallVoid` (a member found that the publication can't be ha
 verb for it, the present one or its next, and goes on with k+1, so that the members' counters
 never drift apart. After a void the floor is again what it was before k.
 
+A member's floor is its last answer. The generation's floor is the highest that its members
+voted with, but a pull that one of them began before the election may end after it: so every
+`CallAsk` brings the member's floor, and nobody records a "latest" below its own, nor below
+what it is still pulling (`unfinished`).
+
 When the generation breaks, whoever waits asks the survivors too (`CallRecall`): what one
 of them heard decided, all of them may finish. Nobody records any more, so that nothing is
 decided later. Nothing heard within `recall_seconds` means that the call died with the
@@ -33,7 +38,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.identity import Member, PeerId, Slot
+from tensorhub_p2p.protocol.identity import Member, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
 from tensorhub_p2p.protocol.messages import (
     CallAsk,
@@ -54,7 +59,7 @@ from tensorhub_p2p.protocol.messages import (
     Message,
     Question,
 )
-from tensorhub_p2p.protocol.selection import NO_FLOOR
+from tensorhub_p2p.protocol.selection import NO_FLOOR, Floor
 
 
 class CallAnswered(Event):
@@ -87,6 +92,12 @@ class Part:
     decided: bool = False
 
 
+def falls_below(question: Question, decision: Decision, floor: Floor) -> bool:
+    """The decision would take a group backwards (G4). Asked for by number it may be older."""
+    newest = question.selector == "latest" or question.selector.startswith(">")
+    return newest and decision.publication.order < floor
+
+
 def head(record: GenerationRecord, me: Slot, to: Member, call: int) -> tuple[object, ...]:
     """The common first fields of a GroupMessage."""
     return (me.group, record.generation, to.shard, me.shard, call)
@@ -100,6 +111,8 @@ class CallMember:
         self.generation: GenerationRecord | None = None
         self.floor = NO_FLOOR
         """(epoch, version) of the last answer that was used up here."""
+        self.unfinished = NO_FLOOR
+        """The same of the present answer, while its pull may still succeed."""
         self.part = Part()
         self.outbox = Outbox()
         self._broken = ""
@@ -154,6 +167,7 @@ class CallMember:
         """The pull (or wait) of `call` succeeded and uses it up; False if it is void by now."""
         if call != self.part.call or self.part.record is None or not self.part.decided:
             return False
+        self.unfinished = NO_FLOOR
         self._floor_before = self.floor
         self.floor = max(self.floor, self.part.record[1].publication.order)
         self._done, self._done_acked, self._last = call, False, self.part.record
@@ -163,11 +177,17 @@ class CallMember:
 
     def give_up(self, now: float, call: int, reason: str) -> None:
         """The decided publication can't be had: have the leader void the call for all."""
+        self.unfinished = NO_FLOOR
         if call == self.part.call and self.part.decided:
             self._voiding = (call, reason)
             self._over = call
             self.part = Part(call=call + 1)
             self._retry(now)
+
+    def finished_late(self, publication: Publication) -> None:
+        """The pull of an earlier generation's answer succeeded: its decision stands."""
+        self.unfinished = NO_FLOOR
+        self.floor = max(self.floor, publication.order)
 
     # --- messages ---
 
@@ -193,8 +213,11 @@ class CallMember:
         if message.call == part.call and part.question not in (None, message.question):
             return  # the leader will hear what we ask now, before it decides
         if message.call == part.call and not part.decided:
-            part.record = (message.question, message.decision)
-        self._to_leader(CallRecorded, message.call, round=message.round)
+            if falls_below(message.question, message.decision, self.unfinished):
+                return  # the leader asks again; by then that pull has ended or failed
+            if not falls_below(message.question, message.decision, self.floor):
+                part.record = (message.question, message.decision)
+        self._to_leader(CallRecorded, message.call, round=message.round, floor=self.floor)
 
     def _decided(self, message: CallDecided) -> None:
         part = self.part
@@ -213,6 +236,7 @@ class CallMember:
         assert self.part.record is not None
         self.part.question = None
         self._give_up_at = None
+        self.unfinished = self.part.record[1].publication.order
         self.outbox.emit(CallAnswered(self.part.call, self.part.record[1]))
 
     def _recall(self, message: CallRecall) -> None:
@@ -231,6 +255,7 @@ class CallMember:
         if failed.call <= self._over:
             return
         self._over = failed.call
+        self.unfinished = NO_FLOOR
         if failed.call == self._done:
             self.floor = self._floor_before
         # A member that succeeded already stands at the next call: that verb fails instead.
@@ -261,8 +286,13 @@ class CallMember:
         if self._voiding is not None:
             self._to_leader(CallGiveUp, self._voiding[0], reason=self._voiding[1])
         elif self.part.question is not None:
-            asked = {"question": self.part.question, "attempt": self.part.attempt}
-            self._to_leader(CallAsk, self.part.call, **asked)
+            self._to_leader(
+                CallAsk,
+                self.part.call,
+                question=self.part.question,
+                attempt=self.part.attempt,
+                floor=self.floor,
+            )
             if self._give_up_at is not None and self.generation is not None:
                 for member in self.generation.members:
                     self._to(member, CallRecall, self.part.call)

@@ -223,13 +223,11 @@ class Directory:
 
     # -- what membership tells --
 
-    def members_changed(
-        self, now: float, members: Sequence[PeerId], lingering: Collection[PeerId] = ()
-    ) -> None:
-        """The ring's members are now these. `lingering` own nothing, but may still answer."""
+    def members_changed(self, now: float, members: Sequence[PeerId]) -> None:
+        """The ring's members are now these."""
         before = self._owner.ring
         ring = before.of_members(members)
-        self._owner.ring_changed(now, ring, lingering)
+        self._owner.ring_changed(now, ring)
         if ring is before:
             return
         for request in list(self._requests.values()):
@@ -335,13 +333,12 @@ class Directory:
             return
         writing = request.register is not None
         if isinstance(message, DirectoryMismatch):
-            request.disagree(now, sender, self._config.retry_interval)
+            request.disagree(now, sender, self._config.mismatch_pause, self._config.retry_interval)
+        elif isinstance(message, DirectoryValue) and message.warming:
+            request.heard[sender] = None
         elif isinstance(message, DirectoryValue) and not writing:
-            if message.warming:
-                request.heard[sender] = None
-            else:
-                request.answer(sender, message.registers)
-                self._conclude(request)
+            request.answer(sender, message.registers)
+            self._conclude(request)
         elif isinstance(message, DirectoryWritten) and writing:
             request.answer(sender)
             self._conclude(request)

@@ -1,8 +1,8 @@
 """Generations: all claimants of a group's slots agree on one member list and a leader.
 
 Rules of this file. One `Election` belongs to one handle whose slot claim is established.
-It knows the group's key, the claims there, and the votes; it knows nothing of calls
-beyond the floor that it carries from the old generation to the new one.
+It knows the group's key, the claims there (read by claims.py), and the votes; it knows
+nothing of calls beyond the floor that it carries from the old generation to the new one.
 
 Theory of operation. A group can work only with all its shards, so a quorum is everyone:
 
@@ -37,24 +37,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-import mmh3
 import msgspec
 
 from tensorhub_p2p.config import GroupConfig
+from tensorhub_p2p.protocol.claims import (
+    generation_of,
+    highest_epoch,
+    highest_fence,
+    lost_member,
+    members_in,
+    newest_generation,
+)
 from tensorhub_p2p.protocol.identity import Generation, Member, PeerId, Slot
 from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.machine import Event, Outbox
 from tensorhub_p2p.protocol.messages import (
     Formed,
     GenerationRecord,
-    GroupMessage,
     MemberLeft,
     Message,
     Propose,
-    SlotClaim,
-    VersionRecord,
     Vote,
-    WholeMark,
 )
 from tensorhub_p2p.protocol.records import (
     Liveness,
@@ -63,7 +66,6 @@ from tensorhub_p2p.protocol.records import (
     Registers,
     fence_name,
     group_key,
-    values,
     versions_key,
 )
 from tensorhub_p2p.protocol.selection import NO_FLOOR, Floor
@@ -107,24 +109,6 @@ class Survey:
     epoch: int
     counter: int
     """The highest counter of the group that is in use."""
-
-
-def generation_of(counter: int, members: tuple[Member, ...]) -> Generation:
-    """(counter, hash of the member ids): equal only for equal member lists."""
-    ids = ",".join(f"{m.shard}:{m.peer}:{m.claim}" for m in members)
-    return Generation(counter, mmh3.hash64(ids, signed=False)[0] >> 1)
-
-
-def highest_epoch(registers: Registers) -> int:
-    """The highest epoch that the versions key speaks of."""
-    records = (record.publication.epoch for _, record in values(registers, VersionRecord))
-    marks = (mark.publication.epoch for _, mark in values(registers, WholeMark))
-    return max(*records, *marks, 0, 0)
-
-
-def left(message: GroupMessage) -> MemberLeft:
-    """The answer to a message for a slot that has no part in its generation (any more)."""
-    return MemberLeft(message.group, message.sender_shard, message.generation, message.shard)
 
 
 class Election:
@@ -233,36 +217,20 @@ class Election:
 
     def _on_claims(self, now: float, registers: Registers) -> None:
         self.outbox.emit(GroupClaimsRead(registers))
-        members = self._members_in(registers)
-        newest = max(
-            (record for _, record in values(registers, GenerationRecord)),
-            key=lambda record: record.generation,
-            default=None,
-        )
+        members = members_in(registers, self.num_shards, self._liveness.is_gone)
+        newest = newest_generation(registers)
         in_force = newest is not None and newest.members == members
         doubted, self._doubted = self._doubted, False
         if newest is not None and in_force and self._is_next(newest):
             self._form(now, newest)
-        elif self.formed:
-            self._check_members(registers)
-            if doubted and self.formed:
+        elif self.record is not None and not self.broken:
+            lost = lost_member(registers, self.record)
+            if lost is not None:
+                self._member_gone(lost)
+            elif doubted:
                 self._break("a higher generation exists")
         elif self.state is ElectionState.GATHERING:
             self._stand(now, members, newest)
-
-    def _members_in(self, registers: Registers) -> tuple[Member, ...]:
-        """One member a slot: the highest established claim, unless it is given up."""
-        best: dict[int, tuple[int, PeerId, SlotClaim]] = {}
-        for register, claim in values(registers, SlotClaim):
-            if claim.established and claim.num_shards == self.num_shards:
-                rival = best.get(claim.shard, (0, register.writer, claim))
-                if (claim.counter, rival[1]) >= (rival[0], register.writer):
-                    best[claim.shard] = (claim.counter, register.writer, claim)
-        return tuple(
-            Member(shard, peer, counter)
-            for shard, (counter, peer, claim) in sorted(best.items())
-            if not claim.released and not self._liveness.is_gone(peer)
-        )
 
     def _stand(
         self, now: float, members: tuple[Member, ...], newest: GenerationRecord | None
@@ -290,12 +258,8 @@ class Election:
     def _on_versions(self, now: float, registers: Registers) -> None:
         if self.state is not ElectionState.GATHERING or self._standing is None:
             return
-        fences = [
-            record.generation.counter
-            for register, record in values(registers, GenerationRecord)
-            if register.name == fence_name(self.slot.group)
-        ]
-        self._survey = Survey(self._standing, highest_epoch(registers), max(fences, default=0))
+        counter = highest_fence(registers, self.slot.group)
+        self._survey = Survey(self._standing, highest_epoch(registers), counter)
         self._claims.look_anew(now)
 
     def _is_next(self, record: GenerationRecord) -> bool:
@@ -422,18 +386,6 @@ class Election:
 
     # --- how a generation ends ---
 
-    def _check_members(self, registers: Registers) -> None:
-        """A member that released its claim, or lost it to a higher one, is gone."""
-        assert self.record is not None
-        for register, claim in values(registers, SlotClaim):
-            if claim.shard >= len(self.record.members) or not claim.established:
-                continue
-            member = self.record.members[claim.shard]
-            given_back = claim.released and register.writer == member.peer
-            if claim.counter > member.claim or (given_back and claim.counter == member.claim):
-                self._member_gone(member)
-                return
-
     def _on_left(self, sender: PeerId, message: MemberLeft) -> None:
         if self.record is None or self.broken or message.generation != self.record.generation:
             return
@@ -471,10 +423,10 @@ class Election:
         if self.record is not None and self.formed:
             for member in self.record.members:
                 if member.shard != self.slot.shard:
-                    left = MemberLeft(
+                    goodbye = MemberLeft(
                         self.slot.group, member.shard, self.record.generation, self.slot.shard
                     )
-                    self.outbox.send(member.peer, left)
+                    self.outbox.send(member.peer, goodbye)
         self._claim = 0
         self._retry_at = None
         self.state = ElectionState.IDLE

@@ -19,6 +19,10 @@ A question that differs from the call's ends it for all. But a member may ask so
 else after a timeout, as long as nothing is decided: its verbs in one call are numbered
 *attempts*, and only questions of the same attempt must agree. What a later attempt asks
 has its turn once nobody waits with the earlier question any more.
+
+The floor is the highest of the generation's and of what each member said last that its own
+is. A member may say so when the question is being resolved, or its answer recorded; then
+that begins anew.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from enum import Enum
 from typing import Protocol
 
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.calls import head
+from tensorhub_p2p.protocol.calls import falls_below, head
 from tensorhub_p2p.protocol.identity import PeerId, Slot
 from tensorhub_p2p.protocol.machine import Outbox
 from tensorhub_p2p.protocol.messages import (
@@ -88,6 +92,7 @@ class Ask:
 
     attempt: int
     question: Question
+    floor: Floor
 
 
 class CallLeader:
@@ -110,6 +115,9 @@ class CallLeader:
         """By shard: who waits in this call, with which question."""
         self._next_asks: dict[int, Ask] = {}
         """By shard: who is done and waits in the next one."""
+        self._floors: dict[int, Floor] = {}
+        """By shard: the floor that it asked with, or refused a record with, last."""
+        self._resolving_from: Floor = record.floor
         self._question: Question | None = None
         self._decision: Decision | None = None
         self._round = 0
@@ -141,11 +149,11 @@ class CallLeader:
 
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
         if isinstance(message, CallAsk):
-            ask = Ask(message.attempt, message.question)
+            ask = Ask(message.attempt, message.question, message.floor)
             self._asked(now, message.sender_shard, message.call, ask)
         elif isinstance(message, CallRecorded) and self.state is LeaderState.RECORDING:
-            if message.round == self._round:
-                self._hear(now, message.call, message.sender_shard)
+            if message.round == self._round and message.call == self.call:
+                self._recorded(now, message.sender_shard, message.floor)
         elif isinstance(message, CallDone):
             self._send(message.sender_shard, CallDoneAck, message.call)
             if self.state is LeaderState.DECIDED:
@@ -171,12 +179,15 @@ class CallLeader:
         if ask.attempt < self._asks.get(shard, ask).attempt:
             return
         self._asks[shard] = ask
+        self._floors[shard] = ask.floor
         if self._question is None:
-            self._resolve(now, ask)
+            self._resolve(now, ask.question)
         elif self._question != ask.question:
             self._differs(now, shard, ask)
         elif self.state is LeaderState.DECIDED:
             self._tell_decision(shard)
+        elif self.state in UNDECIDED and self._floor_now() != self._resolving_from:
+            self._resolve(now, ask.question)
 
     def _withdrawn(self, now: float, shard: int) -> None:
         """A verb timed out. A question that nobody asks any more is not decided."""
@@ -185,6 +196,15 @@ class CallLeader:
             self._resolver.stop(now)
             self._question = None
             self._enter(LeaderState.OPEN)
+
+    def _recorded(self, now: float, shard: int, floor: Floor) -> None:
+        assert self._question is not None
+        assert self._decision is not None
+        if falls_below(self._question, self._decision, floor):
+            self._floors[shard] = floor
+            self._resolve(now, self._question)
+        else:
+            self._hear(now, self.call, shard)
 
     def _hear(self, now: float, call: int, shard: int) -> None:
         """One more member recorded, finished or acknowledged; with the last one, go on."""
@@ -211,9 +231,14 @@ class CallLeader:
         self._heard = set()
         self._retry_at = None
 
-    def _resolve(self, now: float, ask: Ask) -> None:
+    def _floor_now(self) -> Floor:
+        return max([self.floor, *self._floors.values()])
+
+    def _resolve(self, now: float, question: Question) -> None:
+        self._resolver.stop(now)
         self._enter(LeaderState.RESOLVING)
-        self._question = ask.question
+        self._question = question
+        self._resolving_from = self._floor_now()
         call = self.call
 
         def then(now: float, decision: Decision) -> None:
@@ -223,7 +248,7 @@ class CallLeader:
                 self._enter(LeaderState.RECORDING)
                 self._repeat(now)
 
-        self._resolver.resolve(now, ask.question, call, self.floor, then)
+        self._resolver.resolve(now, question, call, self._resolving_from, then)
 
     def _differs(self, now: float, shard: int, ask: Ask) -> None:
         assert self._question is not None
@@ -231,8 +256,7 @@ class CallLeader:
         undecided = self.state in UNDECIDED
         alone = len(self.record.members) == 1
         if alone or (undecided and not others):
-            self._resolver.stop(now)
-            self._resolve(now, ask)
+            self._resolve(now, ask.question)
         elif not undecided or any(self._asks[s].attempt == ask.attempt for s in others):
             asked_by = others[0] if others else self.record.leader
             asked = {"asked": self._question, "by": asked_by}

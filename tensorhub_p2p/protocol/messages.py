@@ -177,7 +177,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, array_like=True, tag="gen"):
 
 
 class Phase(IntEnum):
-    """How far a shard's hold on a publication has come. Withdrawn is: no record."""
+    """How far a shard's hold on a publication has come."""
 
     PARTIAL = 0
     """Pulling it: has some verified chunks, or none yet."""
@@ -239,6 +239,9 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
     Merging is a maximum over (generation, sequence); withdrawing is a higher sequence
     with no value, never a deletion. `WholeMark`s are the exception that needs none:
     anyone may write one, under writer `NOBODY`, and all write the same.
+
+    `generation` is the counter of the writer's generation; for a `SlotClaim`, of which
+    generations are made, it is the claim's own counter.
     """
 
     writer: PeerId
@@ -256,18 +259,22 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
         return (self.writer, self.name)
 
 
-class DirectoryWrite(Message, frozen=True):
+class DirectoryMessage(Message, frozen=True):
+    """Base of all that directories say to each other."""
+
+
+class DirectoryWrite(DirectoryMessage, frozen=True):
     request: Count
     key: Key
     owners_hash: Count
     register: Register
 
 
-class DirectoryWritten(Message, frozen=True):
+class DirectoryWritten(DirectoryMessage, frozen=True):
     request: Count
 
 
-class DirectoryRefused(Message, frozen=True):
+class DirectoryRefused(DirectoryMessage, frozen=True):
     """The owner holds something that forbids this write; `because` is that register."""
 
     request: Count
@@ -275,13 +282,13 @@ class DirectoryRefused(Message, frozen=True):
     because: Register | None = None
 
 
-class DirectoryRead(Message, frozen=True):
+class DirectoryRead(DirectoryMessage, frozen=True):
     request: Count
     key: Key
     owners_hash: Count
 
 
-class DirectoryValue(Message, frozen=True):
+class DirectoryValue(DirectoryMessage, frozen=True):
     """All registers of the key. A `warming` owner's answer does not count for R."""
 
     request: Count
@@ -289,14 +296,14 @@ class DirectoryValue(Message, frozen=True):
     warming: bool = False
 
 
-class DirectoryMismatch(Message, frozen=True):
+class DirectoryMismatch(DirectoryMessage, frozen=True):
     """You and I disagree on who owns this key: here are the members that I know."""
 
     request: Count
     view: tuple[Rumour, ...]
 
 
-class DirectoryMerge(Message, frozen=True):
+class DirectoryMerge(DirectoryMessage, frozen=True):
     """A warming owner asks a member of an earlier owner set for what it holds.
 
     `owners` is the set that the asker serves: who serves another one closes it.
@@ -307,7 +314,7 @@ class DirectoryMerge(Message, frozen=True):
     owners: Annotated[tuple[PeerId, ...], Meta(max_length=64)] = ()
 
 
-class DirectoryMerged(Message, frozen=True):
+class DirectoryMerged(DirectoryMessage, frozen=True):
     """What the sender holds of the key, and the owner sets that it serves or must merge from."""
 
     request: Count
@@ -315,14 +322,14 @@ class DirectoryMerged(Message, frozen=True):
     sets: Annotated[tuple[tuple[PeerId, ...], ...], Meta(max_length=64)] = ()
 
 
-class DirectoryWatch(Message, frozen=True):
+class DirectoryWatch(DirectoryMessage, frozen=True):
     """Tell me when this key changes, for the next `seconds`."""
 
     key: Key
     seconds: float
 
 
-class DirectoryChanged(Message, frozen=True):
+class DirectoryChanged(DirectoryMessage, frozen=True):
     key: Key
 
 
@@ -412,11 +419,13 @@ class GroupMessage(Message, frozen=True):
 class CallAsk(GroupMessage, frozen=True):
     """A member, in its verb, asks the leader. Also says that it is through with lower calls.
 
-    `attempt` counts the member's verbs in this call: a timeout uses one up.
+    `attempt` counts the member's verbs in this call: a timeout uses one up. `floor` is the
+    member's last answer, which the last election may have missed.
     """
 
     question: Question
     attempt: Count = 0
+    floor: tuple[int, int] = (-1, -1)
 
 
 class CallWithdraw(GroupMessage, frozen=True):
@@ -432,9 +441,13 @@ class CallRecord(GroupMessage, frozen=True):
 
 
 class CallRecorded(GroupMessage, frozen=True):
-    """Member to leader: recorded, what came with this `round`."""
+    """Member to leader: recorded, what came with this `round`.
+
+    Unless that is below `floor`, the member's own: then it is refused.
+    """
 
     round: Count = 0
+    floor: tuple[int, int] = (-1, -1)
 
 
 class CallDecided(GroupMessage, frozen=True):

@@ -17,27 +17,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import count
 
 from tensorhub_p2p.config import Config
-from tensorhub_p2p.errors import StateError, TensorHubError, Timeout
+from tensorhub_p2p.errors import StateError, TensorHubError
 from tensorhub_p2p.protocol.admission import admit
+from tensorhub_p2p.protocol.claims import left
 from tensorhub_p2p.protocol.directory import Directory, ViewLearnt
-from tensorhub_p2p.protocol.election import left
+from tensorhub_p2p.protocol.following import Following
 from tensorhub_p2p.protocol.identity import Group, PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
+from tensorhub_p2p.protocol.lookup import Lookups
 from tensorhub_p2p.protocol.machine import Event, Outbox, Output, Send, SendTo, earliest
+from tensorhub_p2p.protocol.members import GONE
 from tensorhub_p2p.protocol.messages import (
+    DirectoryMessage,
     Endpoint,
     Formed,
     GroupMessage,
-    HolderRecord,
     LayoutPage,
     LayoutRequest,
     MemberLeft,
     Message,
-    Phase,
     Propose,
     PullBye,
     PullGone,
@@ -48,32 +48,21 @@ from tensorhub_p2p.protocol.messages import (
     Question,
     SlotAnswer,
     SlotChallenge,
-    Status,
-    VersionRecord,
     Vote,
 )
 from tensorhub_p2p.protocol.pending import PendingRecords
 from tensorhub_p2p.protocol.publishing import Whole
-from tensorhub_p2p.protocol.records import Registers, holders_key, values, versions_key
-from tensorhub_p2p.protocol.selection import holdings
 from tensorhub_p2p.protocol.shard import ShardNode
-from tensorhub_p2p.protocol.swim import MemberChanged, MemberForgotten, Refuted, Swim
+from tensorhub_p2p.protocol.swim import Evidence, MemberChanged, MemberForgotten, Refuted, Swim
 from tensorhub_p2p.protocol.verbs import (
     Answer,
-    Done,
     Failed,
-    Holder,
-    HoldersChanged,
     PullMessage,
     VerbId,
-    VersionSummary,
 )
 
 FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, SlotAnswer)
 """Messages that name the slot that they are for; those of groups name group and shard."""
-GONE = {Status.DEAD, Status.LEFT}
-FOLLOW_INTERVAL = 1.0
-"""Seconds after which a pull's holders are read again, change or not."""
 
 
 class SwimLiveness:
@@ -88,27 +77,6 @@ class SwimLiveness:
     def name(self, peer: PeerId) -> str:
         info = self._swim.info(peer)
         return f"peer {info.name or peer} ({peer})" if info is not None else f"peer {peer}"
-
-
-@dataclass
-class Follow:
-    """A pull that wants to know who holds its shard."""
-
-    model: str
-    shard: int
-    publication: Publication
-    watch: int = 0
-    read_at: float = 0.0
-    holders: tuple[Holder, ...] | None = None
-
-
-@dataclass
-class Lookup:
-    """A question about a model that belongs to no handle."""
-
-    deadline: float
-    request: int
-    what: str
 
 
 class Node:
@@ -128,13 +96,12 @@ class Node:
         self.records = PendingRecords(self.directory)
         self.liveness = SwimLiveness(self.swim)
         self.shards: dict[Slot, ShardNode] = {}
-        self._follows: dict[int, Follow] = {}
-        self._lookups: dict[VerbId, Lookup] = {}
-        self._numbers = count(1)
+        self.following = Following(self.records, self.liveness, config.pull)
+        self.lookups = Lookups(self.records, self.liveness, self.swim.info)
         self._config = config
         self._members: tuple[PeerId, ...] = (info.peer_id,)
 
-    # --- verbs ---
+    # --- membership ---
 
     def join(self, now: float, seeds: Sequence[str]) -> None:
         """Look for the cluster through these addresses (swim.py)."""
@@ -145,6 +112,13 @@ class Node:
         """Say goodbye to the members; handles are closed before."""
         self.swim.leave(now)
         self._settle(now)
+
+    def evidence(self, now: float, peer: PeerId, evidence: Evidence) -> None:
+        """The connections noticed something of a peer: it is probed at once (swim.py)."""
+        self.swim.evidence(now, peer, evidence)
+        self._settle(now)
+
+    # --- verbs ---
 
     def open(
         self,
@@ -157,9 +131,10 @@ class Node:
     ) -> None:
         """Claim a slot. Done(None), SlotTaken, or Timeout; on failure it is closed again."""
         self._forget_closed()
-        if slot in self.shards and not self.shards[slot].closed:
-            error = StateError(f"{slot} is open in this peer already: close that handle first")
-            self.outbox.emit(Failed(number, error))
+        if slot in self.shards:
+            state = "being closed" if self.shards[slot].closed else "open"
+            why = f"{slot} is {state} in this peer: open it once its handle's close() has returned"
+            self.outbox.emit(Failed(number, StateError(why)))
             return
         shard = ShardNode(
             self.info.peer_id,
@@ -247,11 +222,11 @@ class Node:
         self.shards[slot].close(now, number, deadline)
         self._settle(now)
 
-    def interrupt(self, now: float, slot: Slot) -> None:
-        """Whoever waited for the slot's verb is gone: end it as its deadline would."""
+    def interrupt(self, now: float, slot: Slot, number: VerbId) -> None:
+        """Whoever waited for this verb of the slot is gone: end it as its deadline would."""
         shard = self.shards.get(slot)
         if shard is not None:
-            shard.interrupt(now)
+            shard.interrupt(now, number)
             self._settle(now)
 
     def digested(
@@ -260,7 +235,7 @@ class Node:
         """The digest of a published chunk was taken."""
         shard = self.shards.get(slot)
         if shard is not None:
-            shard.digested(now, publication, chunk, digest)
+            shard.served.digested(now, publication, chunk, digest)
             self._settle(now)
 
     def verified(
@@ -269,88 +244,30 @@ class Node:
         """A pull verified a chunk of the slot."""
         shard = self.shards.get(slot)
         if shard is not None:
-            shard.verified(now, publication, chunk, digest)
+            shard.served.verified(now, publication, chunk, digest)
             self._settle(now)
 
     def revoked(self, now: float, slot: Slot, publication: Publication, chunk: int) -> None:
         """A chunk that a pull verified is not the origin's after all."""
         shard = self.shards.get(slot)
         if shard is not None:
-            shard.revoked(now, publication, chunk)
+            shard.served.revoked(now, publication, chunk)
             self._settle(now)
 
     def versions(self, now: float, number: VerbId, deadline: float, model: str) -> None:
-        """Which versions exist. Done(tuple[VersionSummary, ...]), newest first."""
-
-        def then(now: float, registers: Registers) -> None:
-            if self._lookups.pop(number, None) is not None:
-                self.outbox.emit(Done(number, self._summaries(registers)))
-
-        lookup = Lookup(deadline, 0, f"versions of model {model!r}")
-        self._lookups[number] = lookup
-        lookup.request = self.records.read(now, versions_key(model), then)
+        """Which versions exist. Done(tuple[VersionSummary, ...]), newest first, or Timeout."""
+        self.lookups.versions(now, number, deadline, model)
         self._settle(now)
-
-    def _summaries(self, registers: Registers) -> tuple[VersionSummary, ...]:
-        zones: dict[Publication, set[str]] = {}
-        for register, record in values(registers, VersionRecord):
-            info = self.swim.info(register.writer)
-            if info is not None and record.phase is not Phase.HIDDEN:
-                zones.setdefault(record.publication, set()).add(info.zone)
-        found = holdings(registers, self.liveness.is_gone)
-        merged: dict[tuple[int, int], VersionSummary] = {}
-        for publication, holding in found.items():
-            if not holding.slots:
-                continue
-            before = merged.get(publication.order, VersionSummary(*publication.order, False, 0, ()))
-            merged[publication.order] = VersionSummary(
-                *publication.order,
-                before.whole or (holding.whole and holding.covered),
-                before.holders + holding.slots,
-                tuple(sorted({*before.zones, *zones.get(publication, ())})),
-            )
-        return tuple(merged[order] for order in sorted(merged, reverse=True))
-
-    # --- following the holders of a shard ---
 
     def follow(self, now: float, model: str, shard: int, publication: Publication) -> int:
         """Emit `HoldersChanged` with the returned number, now and at each change."""
-        number = next(self._numbers)
-        follow = self._follows[number] = Follow(model, shard, publication)
-        key = holders_key(model, shard)
-        follow.watch = self.records.watch(now, key, lambda now: self._read_holders(now, number))
-        self._read_holders(now, number)
+        number = self.following.start(now, model, shard, publication)
         self._settle(now)
         return number
 
     def unfollow(self, now: float, number: int) -> None:
-        follow = self._follows.pop(number, None)
-        if follow is not None:
-            self.records.unwatch(now, follow.watch)
-            self._settle(now)
-
-    def _read_holders(self, now: float, number: int) -> None:
-        follow = self._follows.get(number)
-        if follow is None:
-            return
-        follow.read_at = now + FOLLOW_INTERVAL
-
-        def then(now: float, registers: Registers) -> None:
-            current = self._follows.get(number)
-            if current is None:
-                return
-            holders = tuple(
-                Holder(register.writer, record.slot, record.phase)
-                for register, record in values(registers, HolderRecord)
-                if record.publication == current.publication
-                and record.phase is not Phase.HIDDEN
-                and not self.liveness.is_gone(register.writer)
-            )
-            if holders != current.holders:
-                current.holders = holders
-                self.outbox.emit(HoldersChanged(number, holders))
-
-        self.records.read(now, holders_key(follow.model, follow.shard), then)
+        self.following.stop(now, number)
+        self._settle(now)
 
     # --- the machine's face ---
 
@@ -363,15 +280,8 @@ class Node:
         self.directory.tick(now)
         for shard in self.shards.values():
             shard.tick(now)
-        for number, follow in list(self._follows.items()):
-            if now >= follow.read_at:
-                self._read_holders(now, number)
-        for verb, lookup in list(self._lookups.items()):
-            if now >= lookup.deadline:
-                del self._lookups[verb]
-                self.records.cancel(lookup.request)
-                error = Timeout(f"reading {lookup.what}: its owners have not answered in time")
-                self.outbox.emit(Failed(verb, error))
+        self.following.tick(now)
+        self.lookups.tick(now)
         self._settle(now)
 
     def next_wakeup(self) -> float | None:
@@ -379,8 +289,8 @@ class Node:
             self.swim.next_wakeup(),
             self.directory.next_wakeup(),
             *(shard.next_wakeup() for shard in self.shards.values()),
-            *(follow.read_at for follow in self._follows.values()),
-            *(lookup.deadline for lookup in self._lookups.values()),
+            self.following.next_wakeup(),
+            self.lookups.next_wakeup(),
         )
 
     # --- routing ---
@@ -393,7 +303,7 @@ class Node:
         elif isinstance(message, (Propose, Vote, Formed, MemberLeft, GroupMessage)):
             slot = Slot(Group(message.group.model, message.group.replica), message.shard)
             self._route_to_slot(now, sender, slot, message)
-        elif type(message).__name__.startswith("Directory"):
+        elif isinstance(message, DirectoryMessage):
             self.directory.receive(now, sender, message)
         else:
             self.swim.receive(now, sender, message)
@@ -430,6 +340,8 @@ class Node:
         for shard in self.shards.values():
             shard.pump(now)
             items.extend(shard.outbox.drain())
+        self.following.pump()
+        items += [*self.following.outbox.drain(), *self.lookups.outbox.drain()]
         return items
 
     def _take(self, now: float, event: Event) -> bool:
@@ -438,6 +350,7 @@ class Node:
             self.swim.absorb(now, event.view)
         elif isinstance(event, MemberForgotten):
             self.directory.forget((event.peer,))
+            return False
         elif isinstance(event, MemberChanged):
             self._member_changed(now, event)
             return False

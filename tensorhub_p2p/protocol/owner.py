@@ -7,6 +7,8 @@ policy's business (`Admit`), given from outside. Replies leave by `post`.
 Who sends what when:
 
     DirectoryWrite -> DirectoryWritten      stored, or already superseded
+                   -> DirectoryValue(warming) the owner can't judge it yet; one of the
+                                            others follows as soon as it can
                    -> DirectoryRefused      the policy forbids it, or there is no room
                    -> DirectoryMismatch     another owner list than by the own ring, or
                                             the key is closed (warming.py)
@@ -19,6 +21,13 @@ Who sends what when:
     DirectoryWatch -> DirectoryChanged      at each change, until `seconds` have passed;
                                             several changes in a batch are told once
 
+Warming owners and writes. What an owner that isn't warm acknowledges counts for W, as far
+as nothing but the writer's own register depends on it. A *conditional* write, which other
+registers may forbid, is judged by an owner that is warm, or it would be admitted by those
+who know least: until then it is parked, as reads are. A register that came by a merge was
+judged by another owner, with what that one knew; when its writer asks for it here, it is
+judged again.
+
 A mismatch carries the sender's view of the members, and is answered by the other's, so
 that whoever is behind catches up at once; at most one view goes to a peer each
 `retry_interval`, the others are empty.
@@ -29,7 +38,8 @@ exists. Nothing is handed over unasked, and a former owner keeps what it holds f
 
 What bounds it: `max_registers` in all, `max_key_registers` a key, `max_keys`, `max_watchers`
 a key. Beyond them new ones are refused (registers), told nothing (watchers), or left
-waiting until their deadline (reads of a new key).
+waiting until their deadline (reads of a new key). Of one key `MAX_PARKED` requests are
+parked; later ones ask again each `retry_interval`.
 """
 
 from __future__ import annotations
@@ -64,13 +74,9 @@ from tensorhub_p2p.protocol.ring import Owners, Ring, owners_hash
 from tensorhub_p2p.protocol.warming import Debts, Past, same
 
 MAX_PARKED = 1024
-"""Reads of one key that wait for it to become warm."""
+"""Requests for one key that wait for it to become warm."""
 MAX_DEPARTED = 10_000
 """Members that left the ring and are remembered, to tell who returns."""
-RETURNED_LAPSE = 1.0
-"""Seconds for which a key waits for what returned members hold."""
-WARM_SPREAD = 0.1
-"""Seconds over which keys are warmed after a change of the ring, if nobody asks for them."""
 
 
 @dataclass(frozen=True)
@@ -81,32 +87,44 @@ class Refusal:
     because: Register | None = None
 
 
-Admit = Callable[[Key, Mapping[Cell, Register], Register], "Refusal | None"]
-"""Whether a register may be written, given all the registers that the owner holds of the key."""
+@dataclass(frozen=True)
+class Admit:
+    """Which writes an owner must not take."""
+
+    refusal: Callable[[Key, Mapping[Cell, Register], Register], Refusal | None]
+    """What forbids the register, given all the registers that the owner holds of the key."""
+    is_conditional: Callable[[Key, Register], bool]
+    """Whether that depends on what is held: only a warm owner can tell then."""
+
+    def __call__(
+        self, key: Key, held: Mapping[Cell, Register], register: Register
+    ) -> Refusal | None:
+        return self.refusal(key, held, register)
+
+
+admit_all = Admit(lambda _key, _held, _register: None, lambda _key, _register: False)
+"""The policy that forbids nothing."""
 
 View = Callable[[], "tuple[Rumour, ...]"]
 Post = Callable[[float, PeerId, Message], None]
 
 
-def admit_all(_key: Key, _held: Mapping[Cell, Register], _register: Register) -> Refusal | None:
-    """The policy that forbids nothing."""
-    return None
-
-
 @dataclass
-class Held:
-    """One key at one owner."""
+class KeyCopy:
+    """One key as one owner has it."""
 
     debts: Debts
     touched: float
     cells: dict[Cell, Register] = field(default_factory=dict)
+    unjudged: dict[Cell, None] = field(default_factory=dict)
+    """Conditional registers that came by a merge, with nobody asking for them here."""
     merge: int = 0
     """Number of the merge under way; an answer to an earlier one is stale."""
     asked: dict[PeerId, None] = field(default_factory=dict)
     """Peers asked in this round of the merge."""
     ask_at: float = 0.0
-    parked: dict[tuple[PeerId, int], None] = field(default_factory=dict)
-    """Reads that wait until the key is warm: asker and request."""
+    parked: dict[tuple[PeerId, int], DirectoryRead | DirectoryWrite] = field(default_factory=dict)
+    """What waits until the key is warm, by asker and request."""
 
     def registers(self) -> tuple[Register, ...]:
         return tuple(self.cells.values())
@@ -132,14 +150,13 @@ class Owner:
         self._admit = admit
         self._view = view
         self._post = post
-        self._held: dict[Key, Held] = {}
+        self._held: dict[Key, KeyCopy] = {}
         self._count = 0
         """Registers held in all."""
         self._past = Past()
         self._members: frozenset[PeerId] = frozenset(ring.members)
-        self._reachable: frozenset[PeerId] = self._members
         self._departed: dict[PeerId, None] = {}
-        self._warming: dict[Key, Held] = {}
+        self._warming: dict[Key, KeyCopy] = {}
         self._merges: dict[int, Key] = {}
         self._last_merge = 0
         self._warm_at: float | None = None
@@ -196,17 +213,39 @@ class Owner:
         held = self._serving(now, sender, message)
         if held is None:
             return
-        before = held.cells.get(register.cell)
-        if before is None or register.order > before.order:
-            refusal = self._admit(message.key, held.cells, register)
-            if refusal is None and before is None:
-                refusal = self._room(held)
+        if not self._is_settled(held, register):
+            if not held.debts.warm and self._admit.is_conditional(message.key, register):
+                self._post(now, sender, DirectoryValue(message.request, (), warming=True))
+                self._park(sender, message, held)
+                return
+            refusal = self._judge(message.key, held, register)
             if refusal is not None:
                 refused = DirectoryRefused(message.request, refusal.reason, refusal.because)
                 self._post(now, sender, refused)
                 return
+            held.unjudged.pop(register.cell, None)
             self._store(now, message.key, held, (register,))
         self._post(now, sender, DirectoryWritten(message.request))
+
+    def _is_settled(self, held: KeyCopy, register: Register) -> bool:
+        """Whether this write was taken before, or is superseded."""
+        before = held.cells.get(register.cell)
+        if before is None or register.order > before.order:
+            return False
+        return register.order < before.order or register.cell not in held.unjudged
+
+    def _judge(self, key: Key, held: KeyCopy, register: Register) -> Refusal | None:
+        cells = held.cells
+        before = cells.get(register.cell)
+        if before is not None and before.order == register.order:
+            # It came by a merge: it must not speak for itself.
+            cells = {cell: other for cell, other in cells.items() if cell != register.cell}
+        refusal = self._admit(key, cells, register)
+        return self._room(held) if refusal is None and before is None else refusal
+
+    def _park(self, sender: PeerId, message: DirectoryRead | DirectoryWrite, held: KeyCopy) -> None:
+        if len(held.parked) < MAX_PARKED:
+            held.parked[(sender, message.request)] = message
 
     def _on_read(self, now: float, sender: PeerId, message: DirectoryRead) -> None:
         held = self._serving(now, sender, message)
@@ -214,12 +253,12 @@ class Owner:
             return
         warm = held.debts.warm
         self._post(now, sender, DirectoryValue(message.request, held.registers(), not warm))
-        if not warm and len(held.parked) < MAX_PARKED:
-            held.parked[(sender, message.request)] = None
+        if not warm:
+            self._park(sender, message, held)
 
     def _serving(
         self, now: float, sender: PeerId, message: DirectoryWrite | DirectoryRead
-    ) -> Held | None:
+    ) -> KeyCopy | None:
         """The key, if this request may be answered; else the sender is told why not."""
         key = message.key
         owners = self.owners(key)
@@ -241,30 +280,31 @@ class Owner:
             self._ask(now, key, held)
         return held
 
-    def _take_up(self, now: float, key: Key, owners: Owners, keep: bool) -> Held | None:
+    def _take_up(self, now: float, key: Key, owners: Owners, keep: bool) -> KeyCopy | None:
         """A key that is heard of for the first time; None if there is no room for it.
 
         One that is warm and empty needn't be remembered, unless something is to be kept.
         """
-        held = Held(self._past.debts(self.me, key, self._config.replicas, owners), now)
-        if held.debts.settle(now, self._reachable.__contains__) and not keep:
+        held = KeyCopy(self._past.debts(self.me, key, self._config.replicas, owners), now)
+        if held.debts.settle(now, self._members.__contains__) and not keep:
             return held
         if len(self._held) >= self._config.max_keys:
             return None
         self._held[key] = held
         return held
 
-    def _room(self, held: Held) -> Refusal | None:
+    def _room(self, held: KeyCopy) -> Refusal | None:
         full = self._count >= self._config.max_registers
         if full or len(held.cells) >= self._config.max_key_registers:
             return Refusal("full")
         return None
 
-    def _store(self, now: float, key: Key, held: Held, registers: tuple[Register, ...]) -> None:
+    def _store(self, now: float, key: Key, held: KeyCopy, registers: tuple[Register, ...]) -> None:
         before = len(held.cells)
         risen = merge(held.cells, registers)
         if any(isinstance(register.value, WholeMark) for register in registers):
             prune_marks(held.cells)
+            held.unjudged = {cell: None for cell in held.unjudged if cell in held.cells}
         self._count += len(held.cells) - before
         if risen and key in self._watchers:
             self._changed[key] = None
@@ -306,11 +346,10 @@ class Owner:
 
     # -- warming --
 
-    def ring_changed(self, now: float, ring: Ring, lingering: Collection[PeerId]) -> None:
-        """The ring has other members. `lingering` aren't in it, but may still answer."""
+    def ring_changed(self, now: float, ring: Ring) -> None:
+        """The ring has other members."""
         before, self.ring = self.ring, ring
         members = frozenset(ring.members)
-        self._reachable = members.union(lingering)
         if ring is before:
             return
         alone = all(member == self.me for member in before.members)
@@ -330,10 +369,11 @@ class Owner:
             self._past.add(Ring.of(added, ring.virtual_nodes))
         others = Ring.of(returned, ring.virtual_nodes) if returned else None
         for key, held in self._held.items():
-            self._reown(now, key, held, others, None if alone else now + RETURNED_LAPSE)
+            lapse = None if alone else now + self._config.returned_seconds
+            self._reown(now, key, held, others, lapse)
 
     def _reown(
-        self, now: float, key: Key, held: Held, others: Ring | None, lapse: float | None
+        self, now: float, key: Key, held: KeyCopy, others: Ring | None, lapse: float | None
     ) -> None:
         """Adjust one key to the new ring."""
         owners = self.owners(key)
@@ -341,7 +381,8 @@ class Owner:
         if owners != before:
             fresh = tuple(p for p in owners if p not in before and p != self.me)
             if held.cells and fresh and self.me in before:
-                heappush(self._notices, (now + self._rng.random() * WARM_SPREAD, key, fresh))
+                when = now + self._rng.random() * self._config.warm_spread
+                heappush(self._notices, (when, key, fresh))
             held.debts.move(owners)
             held.touched = now
             self._end_merge(key, held)
@@ -350,11 +391,11 @@ class Owner:
         if self.me not in owners:
             self._end_merge(key, held)
             held.parked.clear()
-        elif not held.debts.warm:
-            soon = 0.0 if held.parked else self._rng.random() * WARM_SPREAD
+        elif held.parked or not held.debts.warm:
+            soon = 0.0 if held.parked else self._rng.random() * self._config.warm_spread
             self._warm_later(key, held, now + soon)
 
-    def _warm_later(self, key: Key, held: Held, when: float) -> None:
+    def _warm_later(self, key: Key, held: KeyCopy, when: float) -> None:
         self._warming[key] = held
         held.ask_at = when
         self._warm_at = when if self._warm_at is None else min(self._warm_at, when)
@@ -367,9 +408,9 @@ class Owner:
             self._ask(now, key, held)
         self._warm_at = min((h.ask_at for h in self._warming.values()), default=None)
 
-    def _ask(self, now: float, key: Key, held: Held) -> None:
+    def _ask(self, now: float, key: Key, held: KeyCopy) -> None:
         """Ask those whose answers are wanted and who weren't asked in this round."""
-        reachable = self._reachable.__contains__
+        reachable = self._members.__contains__
         if held.debts.settle(now, reachable):
             self._warmed(now, key, held)
             return
@@ -384,17 +425,21 @@ class Owner:
                 self._post(now, peer, ask)
         self._warm_later(key, held, now + self._config.retry_interval)
 
-    def _end_merge(self, key: Key, held: Held) -> None:
+    def _end_merge(self, key: Key, held: KeyCopy) -> None:
         self._warming.pop(key, None)
         self._merges.pop(held.merge, None)
         held.merge = 0
         held.asked.clear()
 
-    def _warmed(self, now: float, key: Key, held: Held) -> None:
+    def _warmed(self, now: float, key: Key, held: KeyCopy) -> None:
         self._end_merge(key, held)
         parked, held.parked = held.parked, {}
-        for asker, request in parked:
-            self._post(now, asker, DirectoryValue(request, held.registers()))
+        for (asker, _), message in parked.items():
+            # As if it came now: the ring may have changed, or an earlier one of these decides.
+            if isinstance(message, DirectoryWrite):
+                self._on_write(now, asker, message)
+            else:
+                self._on_read(now, asker, message)
 
     def _on_merge(self, now: float, sender: PeerId, message: DirectoryMerge) -> None:
         key = message.key
@@ -430,6 +475,12 @@ class Owner:
             return
         held.debts.told(sender, message.sets)
         self._store(now, key, held, message.registers)
+        for register in message.registers:
+            risen = held.cells.get(register.cell) is register
+            if risen and self._admit.is_conditional(key, register):
+                held.unjudged[register.cell] = None
+            elif risen:
+                held.unjudged.pop(register.cell, None)
         self._ask(now, key, held)
 
     # -- forgetting --
@@ -440,6 +491,7 @@ class Owner:
         for held in self._held.values():
             for cell in [cell for cell in held.cells if cell[0] in gone]:
                 del held.cells[cell]
+                held.unjudged.pop(cell, None)
                 self._count -= 1
 
     def _sweep(self, now: float) -> None:

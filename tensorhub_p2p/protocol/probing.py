@@ -13,7 +13,8 @@ A probe runs through `DIRECT → INDIRECT → silent`, or ends at any time with 
     DIRECT    Ping to the target. After `probe_timeout`:
     INDIRECT  PingRequest to k relays. Each pings the target under a sequence number of
               its own and passes the Ack on, or sends a Nack when none came in time: the
-              target is silent, but the relay is not (Lifeguard §3.1).
+              target is silent, but the relay is not (Lifeguard §3.1). Whoever asked makes
+              nothing of it yet.
     silent    `probe_interval` after its start.
 
 Bounds: one regular probe, at most `MAX_URGENT` that evidence called for, and
@@ -45,8 +46,6 @@ class Probe:
     """When relays are asked; None once they were."""
     silent_at: float
     relays: list[PeerId] = field(default_factory=list)
-    nacks: list[PeerId] = field(default_factory=list)
-    """Relays that answered for themselves: who didn't may be cut off, or we are."""
 
 
 @dataclass
@@ -149,11 +148,6 @@ class Prober:
         if relayed is not None and sender == relayed.target:
             del self._relayed[message.seq]
             self.sends.append((relayed.requester, Ack(relayed.seq)))
-
-    def nacked(self, sender: PeerId, message: Nack) -> None:
-        probe = self._probes.get(message.seq)
-        if probe is not None and sender in probe.relays and sender not in probe.nacks:
-            probe.nacks.append(sender)
 
     # -- time --
 

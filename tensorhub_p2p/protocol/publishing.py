@@ -10,14 +10,16 @@ Theory of operation.
     ANNOUNCING   the registers are on their way to W owners
     HELD         as PARTIAL (pulling) or READY: others find it
     MARKING      step 1 of unpublishing: "withdrawing" to W owners, who refuse later marks
-    KEEPING      step 2: whole and pinned by another group, and no other whole holder of
-                 this shard is reachable: wait until a reader has it all, or the pin ends
+    KEEPING      step 2: pinned by another group, and no other whole holder of this shard
+                 is reachable: wait until a reader has it all, or the pin ends
     HIDING       step 4: hidden at W owners; from here on no digest is taken
     (draining, step 5, is the server's)
 
 A publish is one write to each key, with no barrier and no leader; owners refuse it when
 they know of a higher whole version (admission.py), and it is taken back where they did
-not. What was never whole is aborted: it goes from MARKING to HIDING with no wait. Before
+not. What was never whole is aborted: nobody pins it, so it goes from MARKING to HIDING
+with no wait. (A pin proves that it was whole: the mark is on W owners before a pin is
+written, though a shard may not have seen it yet.) Before
 HIDING the withdrawal can be taken back (`restore`): the caller's deadline passed.
 
 When the group's next generation is formed, a publication that is whole is re-issued
@@ -180,6 +182,8 @@ class References:
     def _marked_after_announcing(self, now: float, marked: bool) -> None:
         if marked:
             self._is_whole()
+            # The record proves that the mark is on W owners: whoever resolves need not write it.
+            self._rewrite(now)
 
     def _mark(self, now: float, then: Callable[[float, bool], None]) -> None:
         """Mark it whole, which the owners refuse if one of its shards was withdrawn."""
@@ -271,7 +275,7 @@ class References:
             return
         # Our own record says "withdrawing", and counts no more.
         kept = found is not None and bool(found.ready.get(self.slot.shard))
-        if not held.was_whole or kept or not self.keeper_needed_by:
+        if kept or not self.keeper_needed_by:
             self._hide(now)
 
     def _hide(self, now: float) -> None:
@@ -324,15 +328,20 @@ class References:
         held = self.held
         if held is None:
             return
-        self.keeper_needed_by = tuple(
-            str(pin.group)
+        pins = [
+            (register.writer, pin.group)
             for register, pin in values(registers, Pin)
             if pin.publication == held.publication
-            and pin.group != self.slot.group
-            and not self._liveness.is_gone(register.writer)
+        ]
+        self.keeper_needed_by = tuple(
+            str(group)
+            for writer, group in pins
+            if group != self.slot.group and not self._liveness.is_gone(writer)
         )
-        found = holdings(registers, self._liveness.is_gone)
-        self._doing(now, found.get(held.publication))
+        found = holdings(registers, self._liveness.is_gone).get(held.publication)
+        if found is not None and pins:
+            found.whole = found.marked = True
+        self._doing(now, found)
 
     def _rewrite(self, now: float) -> None:
         """What is held, as it is held, by the generation that there is now."""

@@ -5,9 +5,10 @@ what, whether that is enough. It sends nothing and knows no ring; the directory 
 at an owner list, and aims it anew when the list changes.
 
 Theory of operation. All n owners are asked at once. A write is done at W = ⌊n/2⌋+1
-acknowledgements; a warming owner's counts. A read is done at R = W values of owners that
-are not warming, merged by the maximum per cell. W + R > n, so a read sees each write that
-was done before it began (quorum intersection, Gifford 1979). Owners that have not
+acknowledgements; which of them a warming owner gives is owner.py's. A read is done at
+R = W values of owners that are not warming, merged by the maximum per cell. W + R > n, so
+a read sees each write that was done before it began (quorum intersection, Gifford 1979).
+Owners that have not
 answered are asked again every retry interval; those that disagree on the owner list,
 after a shorter pause that doubles. What ends it: enough answers, one refusal, the
 deadline, or being cancelled.
@@ -24,9 +25,6 @@ from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.messages import DirectoryRead, DirectoryWrite, Key, Register
 from tensorhub_p2p.protocol.registers import Cell, merge
 from tensorhub_p2p.protocol.ring import Owners, majority, owners_hash
-
-FIRST_PAUSE = 0.02
-"""Seconds until an owner that disagreed on the owner list is asked again, at first."""
 
 
 @dataclass
@@ -47,14 +45,15 @@ class Request:
     heard: dict[PeerId, None] = field(default_factory=dict)
     """Owners that said anything, if only that they can't answer yet."""
     retry_at: float = 0.0
-    pause: float = FIRST_PAUSE
+    pause: float = 0.0
+    """The last one before an owner that disagreed was asked again; it doubles."""
 
     def aim(self, owners: Owners) -> None:
         """Ask these owners from now on."""
         self.owners = owners
         self.answers = {p: a for p, a in self.answers.items() if p in owners}
         self.heard = {p: None for p in self.heard if p in owners}
-        self.pause = FIRST_PAUSE
+        self.pause = 0.0
 
     def message(self) -> DirectoryRead | DirectoryWrite:
         seal = owners_hash(self.owners)
@@ -67,12 +66,12 @@ class Request:
             self.heard[sender] = None
             self.answers[sender] = registers
 
-    def disagree(self, now: float, sender: PeerId, longest: float) -> None:
+    def disagree(self, now: float, sender: PeerId, shortest: float, longest: float) -> None:
         """The sender has another owner list, or has closed this one: ask again soon."""
         if sender in self.owners and sender not in self.answers:
             self.heard[sender] = None
+            self.pause = min(max(2 * self.pause, shortest), longest)
             self.retry_at = min(self.retry_at, now + self.pause)
-            self.pause = min(2 * self.pause, longest)
 
     @property
     def done(self) -> bool:

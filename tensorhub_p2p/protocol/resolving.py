@@ -8,7 +8,8 @@ Theory of operation.
 
     READING   read the versions key; nothing there that answers: wait for the key to change,
               or for a holder to die, and read again
-    MARKING   the answer is whole but not marked so: write the mark to W owners first (G3)
+    MARKING   the answer is whole, but its mark may not be on W owners: write it there first
+              (G3), also when a mark was read, as that may be on a single owner
     PINNING   write the pin to W owners; they refuse it for what was withdrawn meanwhile
     CHECKING  read again: is it still covered? A holder that withdraws says so before it reads
               the pins, and we pin before we read who withdraws: one of the two sees the other

@@ -55,7 +55,8 @@ class Holding:
     num_shards: int
     whole: bool = False
     marked: bool = False
-    """A mark is on record: it need not be written again."""
+    """Its mark is on W owners for sure: a record says that it was whole, and nobody writes that
+    before. A mark that was merely read may be on one owner, and be refused by the others."""
     publishing: set[int] = field(default_factory=set)
     """Shards that the publishing replica's own slots have ready."""
     ready: dict[int, set[PeerId]] = field(default_factory=dict)
@@ -73,7 +74,7 @@ def holdings(registers: Registers, is_gone: Callable[[PeerId], bool]) -> dict[Pu
     found: dict[Publication, Holding] = {}
     for _, mark in values(registers, WholeMark):
         holding = found.setdefault(mark.publication, Holding(mark.publication, mark.num_shards))
-        holding.whole = holding.marked = True
+        holding.whole = True
     for register, record in values(registers, VersionRecord):
         publication = record.publication
         holding = found.setdefault(publication, Holding(publication, record.num_shards))

@@ -1,8 +1,8 @@
 """One handle's protocols, put together: claim, election, calls, references, serving.
 
-Rules of this file. A `ShardNode` wires machines that each know one concept; it adds the
-order in which a verb uses them, the verb's deadline, and the rule that every member of a
-generation that ended fails exactly one verb for it. It decides nothing else.
+Rules of this file. A `ShardNode` wires machines that each know one concept. It decides in
+which order a verb uses them, what its end and its deadline mean for them, and whom a
+message or an event concerns; all else they decide.
 
     open       claim the slot (slots.py)
     publish    form a generation (election.py), announce the references (publishing.py)
@@ -11,24 +11,19 @@ generation that ended fails exactly one verb for it. It decides nothing else.
     unpublish  withdraw the references, then drain the readers (serving.py)
     close      give everything back
 
-One verb at a time: a second one fails with StateError.
-
-When a generation ends, or a call of it, a *notice* is left for the verb that must fail for
-it: the one that waits in the generation, else the next. Ends that come before a notice was
-given are told by the same one. A lost slot is told by every verb, but for those that give
-something up.
+One verb at a time (running_verb.py). When a generation ends, or a call of it, one verb fails
+for it (notices.py). A lost slot is told by every verb, but for those that give something up:
+unpublish and close.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from tensorhub_p2p.config import GroupConfig, PullConfig
 from tensorhub_p2p.errors import (
     GroupBroken,
-    GroupDivergence,
     SlotTaken,
     StateError,
     TensorHubError,
@@ -37,13 +32,12 @@ from tensorhub_p2p.errors import (
 )
 from tensorhub_p2p.protocol.admission import FENCED
 from tensorhub_p2p.protocol.calls import CallAnswered, CallFailed, CallMember
-from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.protocol.claims import left
 from tensorhub_p2p.protocol.election import (
     Election,
     GenerationBroken,
     GenerationFormed,
     GroupClaimsRead,
-    left,
 )
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.inquiry import Inquiry
@@ -71,6 +65,8 @@ from tensorhub_p2p.protocol.messages import (
     SlotChallenge,
     Vote,
 )
+from tensorhub_p2p.protocol.notices import Notices
+from tensorhub_p2p.protocol.numbering import Numbering
 from tensorhub_p2p.protocol.publishing import (
     Aborted,
     Announced,
@@ -81,13 +77,13 @@ from tensorhub_p2p.protocol.publishing import (
 )
 from tensorhub_p2p.protocol.records import Liveness, Records, Registers, versions_key
 from tensorhub_p2p.protocol.resolving import DirectoryResolver
-from tensorhub_p2p.protocol.selection import describe, holdings
+from tensorhub_p2p.protocol.running_verb import RunningVerb, Verb
+from tensorhub_p2p.protocol.selection import NO_FLOOR, describe, holdings
+from tensorhub_p2p.protocol.served import Served
 from tensorhub_p2p.protocol.serving import Drained, ShardServer
 from tensorhub_p2p.protocol.slots import SlotClaimer, SlotEstablished, SlotLost, SlotState
 from tensorhub_p2p.protocol.verbs import (
     Answer,
-    Done,
-    Failed,
     PublicationLost,
     StopDigests,
     VerbId,
@@ -98,25 +94,6 @@ TO_LEADER = (CallAsk, CallRecorded, CallDone, CallOverAck, CallWithdraw, CallGiv
 
 
 Ticking = SlotClaimer | Election | CallMember | CallLeader | References | ShardServer
-
-
-@dataclass
-class Verb:
-    """The verb under way."""
-
-    number: VerbId
-    name: str
-    deadline: float
-    what: str
-    """For the error: what was asked for."""
-    go: Callable[[float], None] | None = None
-    """What follows once a generation is in force; None when that is done."""
-    explain_at: float | None = None
-    """When to read what exists, for the error that is near."""
-    look_at: float | None = None
-    """When to look whether the generation is still in force, as news of its end may be lost."""
-    draining: bool = False
-    """Past the deadline, and past the point where it could be taken back."""
 
 
 class ShardNode:
@@ -144,23 +121,15 @@ class ShardNode:
         self.leader: CallLeader | None = None
         self.resolver = DirectoryResolver(slot, records, liveness, group, self.election.doubt)
         self.references = References(me, slot, records, liveness, group, spot=spot)
-        self.server: ShardServer | None = None
         self.closed = False
         """Given back, or never opened: the peer may open the slot anew."""
-        self._stopped_serving = False
+        self.served = Served(slot, pull)
+        self.notices = Notices(slot.group)
         self._lost: SlotTaken | None = None
-        self._verb: Verb | None = None
-        self._notice: TensorHubError | None = None
-        """What the next verb fails with, once."""
-        self._told_of: GenerationRecord | None = None
-        """The generation whose end some verb fails, or has failed, for."""
+        self._running = RunningVerb(slot, self.outbox, self._on_end)
+        self._numbering = Numbering(slot.group.replica)
         self._answered: tuple[GenerationRecord, Publication] | None = None
         """The last answer to a call, and the generation that gave it, until it is finished."""
-        self._rewinds = 0
-        self._rewinding = False
-        self._last_published = (-1, -1)
-        self._last_whole: Publication | None = None
-        """The last own one that was withdrawn after it had been whole: its id is used up."""
         self._exists = ""
         key = versions_key(slot.group.model)
         self._existing = Inquiry(records, key, self._note_what_exists)
@@ -190,15 +159,12 @@ class ShardNode:
         def go(now: float) -> None:
             record = self.election.record
             assert record is not None
-            epoch = record.epoch + self._rewinds + (1 if rewind else 0)
-            publication = Publication(epoch, version, self.slot.group.replica, record.generation)
-            if publication.order < self._last_published or publication == self._last_whole:
-                epoch, newest = self._last_published
-                why = f"this handle published version {newest} of epoch {epoch} before"
+            publication = self._numbering.propose(record, version, rewind=rewind)
+            why = self._numbering.forbids(publication)
+            if why:
                 self._conflict(publication, why)
                 return
-            self._rewinding = rewind
-            self._serve(publication, layout, endpoints, origin=True)
+            self.served.begin(publication, layout, endpoints, origin=True)
             held = Held(publication, self.num_shards, layout.num_bytes, Phase.READY, False)
             self.references.publish(now, held)
 
@@ -232,9 +198,11 @@ class ShardNode:
         what = f"announcing {answer.publication}"
         if not self._begin(Verb(number, "hold", deadline, what)):
             return
-        served = self.server.publication if self.server is not None else None
-        if served != answer.publication or self._stopped_serving:
-            self._serve(answer.publication, layout, endpoints, origin=False)
+        if self._lost is not None:
+            self._fail(self._lost)
+            return
+        if not self.served.serves(answer.publication):
+            self.served.begin(answer.publication, layout, endpoints, origin=False)
         phase = Phase.READY if complete else Phase.PARTIAL
         held = Held(answer.publication, answer.num_shards, layout.num_bytes, phase, True)
         self.references.hold(now, held)
@@ -251,15 +219,16 @@ class ShardNode:
             return self._take_notice(call)
         (generation, publication), self._answered = self._answered, None
         if generation != self.calls.generation:
-            self.calls.floor = max(self.calls.floor, publication.order)
+            self.calls.finished_late(publication)
         elif not self.calls.succeeded(now, call):
             return self._take_notice(call)
         self.election.floor = self.calls.floor
         return None
 
     def _take_notice(self, call: int) -> TensorHubError:
-        notice, self._notice = self._notice, None
-        return notice or GroupBroken(f"call {call} of {self.slot.group} ended meanwhile")
+        return self.notices.take() or GroupBroken(
+            f"call {call} of {self.slot.group} ended meanwhile"
+        )
 
     def give_up(self, now: float, call: int, reason: str) -> None:
         """The publication of this call can't be had: void it for the whole group."""
@@ -279,14 +248,16 @@ class ShardNode:
 
     def drop(self, now: float) -> None:
         """What a failed pull left is given up: its references go at once, and its readers."""
+        self.calls.unfinished = NO_FLOOR
         self.references.drop(now)
         self._stop_serving(now, "its pull failed")
-        self.server = None
+        self.served.end()
 
     def close(self, now: float, number: VerbId, deadline: float) -> None:
         """Give everything back. Done(None) once readers were let go, or at the deadline."""
-        if self._verb is not None:
-            self._fail(StateError(f"{self.slot}: the handle was closed during {self._verb.name}"))
+        verb = self._running.verb
+        if verb is not None:
+            self._fail(StateError(f"{self.slot}: the handle was closed during {verb.name}"))
         self.closed = True
         self._begin(Verb(number, "close", deadline, f"closing {self.slot}"))
         held = self.references.held
@@ -299,91 +270,68 @@ class ShardNode:
         self.claim.release(now)
         self._drain(now)
 
-    def interrupt(self, now: float) -> None:
-        """End the verb under way as if its deadline had come."""
-        verb = self._verb
-        if verb is not None:
+    def interrupt(self, now: float, number: VerbId) -> None:
+        """End this verb as if its deadline had come, if it is still the one under way."""
+        verb = self._running.verb
+        if verb is not None and verb.number == number:
             self._expire(now)
-            if self._verb is verb:  # an unpublish past its point of no return: it goes on alone
+            if self._running.verb is verb:
+                # An unpublish past its point of no return: it goes on alone.
                 self._fail(Timeout(f"{verb.what} was interrupted"))
 
     # --- how a verb runs ---
 
     def _begin(self, verb: Verb) -> bool:
-        """Make it the verb under way; False (and failed) if there is another one."""
-        why = ""
-        if self._verb is not None:
-            why = f"{self._verb.what} is still under way"
-        elif self.closed and verb.name != "close":
-            why = "the handle is closed"
-        if why:
-            self.outbox.emit(Failed(verb.number, StateError(f"{verb.what}: on {self.slot} {why}")))
-            return False
-        self._verb = verb
-        return True
+        return self._running.begin(verb, closed=self.closed and verb.name != "close")
 
     def _in_group(self, now: float, verb: Verb) -> None:
         if not self._begin(verb):
             return
+        self.calls.unfinished = NO_FLOOR  # whoever goes on has ended its last pull
         if self._lost is not None:
             self._fail(self._lost)
         elif self.claim.state is not SlotState.ESTABLISHED:
             self._fail(StateError(f"{self.slot} is not open: {self.claim.state.value}"))
-        elif self._notice is not None:
+        elif self.notices.pending is not None:
             self._fail_with_notice()
         elif self.election.formed:
-            self._go(now)
+            self._running.go(now)
         else:
             self.election.want(now)
 
     def _fail_with_notice(self) -> None:
-        notice, self._notice = self._notice, None
+        notice = self.notices.take()
         assert notice is not None
         self._fail(notice)
 
-    def _go(self, now: float) -> None:
-        verb = self._verb
-        if verb is not None and verb.go is not None:
-            go, verb.go = verb.go, None
-            go(now)
-
     def _done(self, result: object) -> None:
-        verb = self._end()
-        if verb is not None:
-            self.outbox.emit(Done(verb.number, result))
+        self._running.done(result)
 
     def _fail(self, error: TensorHubError) -> None:
-        verb = self._end()
-        if verb is not None:
-            self.closed = self.closed or verb.name == "open"
-            self.outbox.emit(Failed(verb.number, error))
+        self._running.fail(error)
 
-    def _end(self) -> Verb | None:
-        verb, self._verb = self._verb, None
+    def _on_end(self, verb: Verb, failed: bool) -> None:
+        self.closed = self.closed or (failed and verb.name == "open")
         self.election.rest()
         self._existing.stop()
-        return verb
 
     @property
     def is_over(self) -> bool:
         """It is closed, and nothing of it goes on."""
-        return self.closed and self._verb is None and self.server is None
+        return self.closed and self._running.verb is None and self.server is None
 
-    def _waits(self, name: str) -> bool:
-        return self._verb is not None and self._verb.name == name
-
-    def _waits_in_generation(self) -> bool:
-        """The verb has begun what it wanted a generation for."""
-        begun = self._verb is not None and self._verb.go is None
-        return begun and (self._waits("ask") or self._waits("publish"))
+    @property
+    def server(self) -> ShardServer | None:
+        """What others read from, if anything."""
+        return self.served.server
 
     def _expire(self, now: float) -> None:
         """The verb's deadline has passed."""
-        verb = self._verb
+        verb = self._running.verb
         assert verb is not None
         reason = self._waiting_for(verb)
         if verb.name == "close" or verb.draining:
-            self.server = None
+            self.served.end()
             self._done(None)
             return
         if verb.name == "unpublish" and not self.references.restore(now):
@@ -415,19 +363,6 @@ class ShardNode:
 
     # --- serving ---
 
-    def _serve(
-        self,
-        publication: Publication,
-        layout: Layout,
-        endpoints: tuple[Endpoint, ...],
-        origin: bool,
-    ) -> None:
-        have = None if origin else ChunkSet(layout.num_chunks)
-        self._stopped_serving = False
-        self.server = ShardServer(
-            self.slot, publication, layout, endpoints, self._pull, have=have, origin=origin
-        )
-
     def _drain(self, now: float) -> None:
         if self.server is None:
             self._done(None)
@@ -436,24 +371,8 @@ class ShardNode:
 
     def _stop_serving(self, now: float, reason: str) -> None:
         if self.server is not None:
-            self._stopped_serving = True
-            self.server.withdraw(now, reason)
+            self.served.stop(now, reason)
             self.pump(now)
-
-    def digested(self, now: float, publication: Publication, chunk: int, digest: bytes) -> None:
-        """The origin's digest of a chunk was taken."""
-        if self.server is not None and self.server.publication == publication:
-            self.server.digested(now, chunk, digest)
-
-    def verified(self, now: float, publication: Publication, chunk: int, digest: bytes) -> None:
-        """A pull verified a chunk: serve it on."""
-        if self.server is not None and self.server.publication == publication:
-            self.server.verified(now, chunk, digest)
-
-    def revoked(self, now: float, publication: Publication, chunk: int) -> None:
-        """A pull takes a verified chunk back: serve it no longer."""
-        if self.server is not None and self.server.publication == publication:
-            self.server.revoked(now, chunk)
 
     # --- what the machines decided ---
 
@@ -476,7 +395,7 @@ class ShardNode:
 
     def _on_established(self, now: float, event: SlotEstablished) -> None:
         self.election.established(event.counter)
-        if self._waits("open"):
+        if self._running.is_a("open"):
             self._done(None)
 
     def _on_slot_lost(self, now: float, event: SlotLost) -> None:
@@ -487,7 +406,7 @@ class ShardNode:
         self.election.stop(now)
         self._stop_leading(now)
         self.calls.end()
-        if self._verb is not None and self._verb.name != "unpublish":
+        if not self._running.is_a("unpublish"):
             self._fail(self._lost)
 
     def _on_claims_read(self, now: float, event: GroupClaimsRead) -> None:
@@ -499,65 +418,67 @@ class ShardNode:
     def _on_formed(self, now: float, event: GenerationFormed) -> None:
         old = self.calls.generation
         self._stop_leading(now)
-        if old is not None and self._told_of != old:
-            self._end_of_generation(old, f"its next generation {event.record.generation} formed")
+        if old is not None:
+            self.notices.generation_ended(
+                old, f"its next generation {event.record.generation} formed"
+            )
         self.calls.begin(event.record)
         self.election.floor = self.calls.floor
-        self._rewinds = 0
+        self._numbering.next_generation()
         self.resolver.generation = event.record.generation
         if event.record.leader == self.slot.shard:
             self.leader = CallLeader(self.slot, event.record, self.resolver, self._group)
         self.references.reissue(now, event.record.generation)
-        if self._notice is not None and self._waits_in_generation():
+        if self.notices.pending is not None and self._running.needs_its_generation:
             self._fail_with_notice()
-        self._go(now)
+        self._running.go(now)
 
     def _on_broken(self, now: float, event: GenerationBroken) -> None:
-        if self._told_of != event.record:
-            self._end_of_generation(event.record, event.why)
+        self.notices.generation_ended(event.record, event.why)
         self.calls.broke(now, event.why)
         if self.leader is not None:
             self.leader.broke(now)
-        if self._waits("publish") and self.references.held is None and self._notice is not None:
+        if (
+            self._running.is_a("publish")
+            and self.references.held is None
+            and self.notices.pending is not None
+        ):
             # Refused, as a higher generation exists.
             self._fail_with_notice()
 
-    def _end_of_generation(self, record: GenerationRecord, why: str) -> None:
-        self._told_of = record
-        self._notice = GroupBroken(
-            f"group {self.slot.group} (generation {record.generation}) broke: {why}; "
-            "calls go on with its next generation"
-        )
-
     def _on_answered(self, now: float, event: CallAnswered) -> None:
-        if self.calls.generation is not None and self._waits("ask"):
+        if self.calls.generation is not None and self._running.is_a("ask"):
             decision = event.decision
             self._answered = (self.calls.generation, decision.publication)
             self._done(Answer(event.call, decision.publication, decision.num_shards))
 
     def _on_call_failed(self, now: float, event: CallFailed) -> None:
-        kind = GroupDivergence if event.diverged else GroupBroken
-        # The end of the generation, if that is the reason, is told by this very error.
-        self._notice = kind(f"call {event.call} of {self.slot.group} is void: {event.reason}")
+        self.notices.call_over(event)
         self.election.floor = self.calls.floor
-        if self._waits("ask"):
+        if self._running.is_a("ask"):
             self._fail_with_notice()
 
     def _on_announced(self, now: float, event: Announced) -> None:
-        if self._waits("publish"):
-            self._last_published = max(self._last_published, event.publication.order)
-            self._rewinds += self._rewinding
+        if self._running.is_a("publish"):
+            self._numbering.published(event.publication)
             self._done(event.publication)
-        elif self._waits("hold"):
+        elif self._running.is_a("hold"):
             self._done(None)
 
     def _on_conflict(self, now: float, event: Conflicts) -> None:
         self._stop_serving(now, "its version conflicts with another")
         if event.why == FENCED:
-            self.election.doubt(now)
+            self._replaced(now)
             return
         existing = f"{event.existing} exists" if event.existing else event.why
         self._conflict(event.publication, existing)
+
+    def _replaced(self, now: float) -> None:
+        """An owner knows a higher generation: the end of ours is told, once we know of it."""
+        if self.notices.pending is not None:
+            self._fail_with_notice()
+        else:
+            self.election.doubt(now)
 
     def _conflict(self, publication: Publication, why: str) -> None:
         self._fail(
@@ -568,8 +489,7 @@ class ShardNode:
         )
 
     def _on_hidden(self, now: float, event: Hidden) -> None:
-        if event.was_whole and event.publication.replica == self.slot.group.replica:
-            self._last_whole = event.publication
+        self._numbering.withdrawn(event.publication, was_whole=event.was_whole)
         self.outbox.emit(StopDigests(self.slot, event.publication))
         self._drain(now)
 
@@ -579,9 +499,8 @@ class ShardNode:
         self._stop_serving(now, "aborted")
 
     def _on_drained(self, now: float, event: Drained) -> None:
-        if self._stopped_serving:
-            self.server = None
-        if self._waits("unpublish") or self._waits("close"):
+        self.served.drained()
+        if self._running.is_a("unpublish", "close"):
             self._done(None)
 
     _handlers: ClassVar[dict[type, Callable[..., None]]] = {
@@ -661,31 +580,24 @@ class ShardNode:
             machine.tick(now)
         self.resolver.tick(now)
         self.pump(now)
-        verb = self._verb
-        if verb is None:
-            return
-        if now >= verb.deadline:
+        verb = self._running.verb
+        if verb is not None and now >= verb.deadline:
             self._expire(now)
             self.pump(now)
             return
-        if verb.explain_at is not None and now >= verb.explain_at:
-            verb.explain_at = None
+        if self._running.explains(now):
             self._existing.look(now)
-        if verb.look_at is not None and now >= verb.look_at:
-            verb.look_at = now + self._group.look_interval
+        if self._running.looks(now, self._group.look_interval):
             self.election.look(now)
 
     def _note_what_exists(self, now: float, registers: Registers) -> None:
         self._exists = describe(holdings(registers, self._liveness.is_gone))
 
     def next_wakeup(self) -> float | None:
-        verb = self._verb
         return earliest(
             *(machine.next_wakeup() for machine in self._machines()),
             self.resolver.next_wakeup(),
-            verb.deadline if verb else None,
-            verb.explain_at if verb else None,
-            verb.look_at if verb else None,
+            self._running.next_wakeup(),
         )
 
     def _machines(self) -> list[Ticking]:

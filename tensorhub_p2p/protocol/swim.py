@@ -1,4 +1,4 @@
-"""Membership of one zone: who is there, who is silent, who is gone (SWIM + Lifeguard).
+"""Membership of one zone (SWIM, with parts of Lifeguard): who is there, silent, gone.
 
 Rules of this file. It holds the peer's opinion of everyone and spreads it. What beats
 what is members.py's rule, who is silent probing.py's, how long a suspect may still refute
@@ -12,7 +12,11 @@ Theory of operation. States of a member, and what leads from one to the next:
     ALIVE ◀──the member says so at a higher incarnation (refutation)── any state
     any   ──someone else joins from its address──▶ DEAD
     any   ──it says that it leaves──▶ LEFT
-    UNRESPONSIVE lies between ALIVE and SUSPECT; it is merged here, and found elsewhere.
+    UNRESPONSIVE lies between ALIVE and SUSPECT; it is merged here, but nobody finds it yet.
+
+Of Lifeguard (Dadgar et al. 2018) there are the suspicions that confirmations shorten, the
+buddy system and the Nacks of relays. Its local health score is not: no timeout grows when
+this peer is slow itself, and nobody counts the Nacks. Own pauses (below) do part of that.
 
 Messages. `Ping`, `PingRequest`, `Ack`, `Nack` probe, and carry rumours. `Gossip` goes to
 `gossip_nodes` random members every `gossip_interval` while there is news; the first news
@@ -325,7 +329,7 @@ class Swim:
         self._compare(now, sender, message.fingerprint)
 
     def _on_nack(self, now: float, sender: PeerId, message: Nack) -> None:
-        self._prober.nacked(sender, message)
+        """The relay is alive, which its rumours say better; the probe runs on."""
         self._hear_all(now, message.rumours)
 
     def _on_gossip(self, now: float, sender: PeerId, message: Gossip) -> None:

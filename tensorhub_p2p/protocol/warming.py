@@ -14,26 +14,36 @@ owner set becomes S', a majority of S' must know it before it may answer reads:
               and the asker's differ. Takes no request for the set that it serves, until its
               view changes, or some time passed and it has merged from S' in turn (COLD)
 
-Why it is enough: of any majority of S', either all are of S as well, and then they are a
-majority of S, or one merged from a majority of S before it was warm. Whoever answered
-such a merge is closed for S, so no later write can be done in S. A majority that isn't
-done merging itself names the sets it owes, so the argument goes down to the first set.
+Why it is enough, within the limits below: of any majority of S', either all are of S as
+well, and then they are a majority of S, or one merged from a majority of S before it was
+warm. Whoever answered such a merge is closed for S, so no later write can be done in S. A
+majority that isn't done merging itself names the sets it owes, so the argument goes down
+to the first set.
 (Reconfiguration as in RAMBO, Lynch and Shvartsman 2002, without its consensus on what
 comes next: that follows from membership. While views differ, requests wait.)
 
 What a peer owes at first touch of a key: each set of its ring history that it wasn't in.
 A peer that was alone (it just joined) also counts the ring of those that appeared as an
 earlier one. When departed members return (a partition healed), their ring is owed for the
-keys whose owners change by it, for a second at most: a peer that is silent may not stop others.
+keys whose owners change by it, for `returned_seconds` at most.
 
 A set is settled by answers from a majority of it (the peer itself counts in a set it is
 in), or, where deaths rule that out, from all of it that can still be reached. Answers are
 given cold or warm, so peers that wait for each other can't deadlock, and a set that died
 out is settled at once.
 
-Bounds. `MAX_SETS` owed sets a key, `HISTORY` earlier rings a peer: the oldest are dropped
-first. Writers write their registers again whenever a key's owners change, which covers
-what such a loss could hide, except registers of the dead.
+Where it is not enough. A write can be missed by a warm owner when
+
+- its owner set is more than `HISTORY` ring changes old at a peer that first hears of the
+  key now, and no set in between was merged (rings older than that are forgotten);
+- a key owes `MAX_SETS` sets already: further ones are not owed;
+- a majority of its owners is dead: what only they held is gone;
+- it was made on the other side of a partition, and its owners there stay silent for
+  `returned_seconds` after they came back: a silent peer may not stop others (G8).
+
+Live writers write their registers again within `rewrite_jitter` when they see a key's
+owners change, and at each `repair_interval`: what such a gap hides comes back then, except
+registers of the dead. Until then a read, or the judgement of a conditional write, can miss it.
 """
 
 from __future__ import annotations

@@ -53,7 +53,10 @@ _running: weakref.WeakSet[ControlThread] = weakref.WeakSet()
 
 
 class ControlThread:
-    """Runs `machine` over `links`. `on_event` and `on_fact` are called on the control thread."""
+    """Runs `machine` over `links`. The callbacks are called on the control thread.
+
+    `on_end` is called once, as the thread ends, whatever ended it.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class ControlThread:
         links: Links,
         on_event: Callable[[Event], None],
         on_fact: Callable[[float, LinkFact], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.machine = machine
         self.links = links
@@ -68,6 +72,7 @@ class ControlThread:
         self.fault_count = 0
         self._on_event = on_event
         self._on_fact = on_fact
+        self._on_end = on_end
         self._ticks_from = float("-inf")
         self._to_self: deque[Message] = deque()
         self._calls: deque[_Call] = deque()
@@ -245,6 +250,8 @@ class ControlThread:
         for call in calls:
             if call.future is not None and call.future.set_running_or_notify_cancel():
                 call.future.set_exception(PeerClosed("this peer was closed during the call"))
+        if self._on_end is not None:
+            self._guarded(self._on_end)
         try:
             self._carry_out()
             self.links.close()

@@ -48,17 +48,21 @@ class PublishedDigests:
     def __init__(self, batch: Batch) -> None:
         self._digester = Digester()
         self._jobs: dict[Slot, tuple[Publication, DigestJob]] = {}
+        self._stopped: dict[Slot, Publication] = {}
+        """By slot: the last publication of which no digest may be taken any more."""
+        self._lock = threading.Lock()
         self._batch = batch
 
     def start(self, slot: Slot, publication: Publication, region: Region) -> None:
-        """Take all digests of this publication in the background."""
-        self.stop(slot)
+        """Take all digests of this publication in the background, unless it was stopped."""
 
         def done(chunk: int, digest: bytes) -> None:
             self._batch.add(slot, publication, chunk, digest)
 
         chunks = range(region.layout.num_chunks)
-        self._jobs[slot] = (publication, self._digester.submit(region, chunks, done))
+        with self._lock:
+            if self._stopped.get(slot) != publication:
+                self._jobs[slot] = (publication, self._digester.submit(region, chunks, done))
 
     def prefer(self, slot: Slot, publication: Publication, chunks: Iterable[int]) -> None:
         """Pullers wait for these."""
@@ -66,11 +70,18 @@ class PublishedDigests:
         if job is not None and current == publication:
             job.prefer(chunks)
 
-    def stop(self, slot: Slot) -> None:
-        """On return no digest of the slot is being taken, and none will be."""
-        _, job = self._jobs.pop(slot, (None, None))
-        if job is not None:
-            job.cancel()
+    def stop(self, slot: Slot, publication: Publication) -> None:
+        """On return no digest of this publication is being taken, and none will be.
+
+        Also if it comes before `start`: both threads may be on their way.
+        """
+        with self._lock:
+            self._stopped[slot] = publication
+            current, job = self._jobs.get(slot, (None, None))
+            if job is None or current != publication:
+                return
+            del self._jobs[slot]
+        job.cancel()
 
     def close(self) -> None:
         self._digester.close()

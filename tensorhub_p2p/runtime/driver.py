@@ -15,7 +15,6 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Event as Flag
 from typing import Any
@@ -26,7 +25,13 @@ from tensorhub_p2p.protocol.machine import Event
 from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.protocol.node import Node
 from tensorhub_p2p.protocol.serving import DigestsWanted
-from tensorhub_p2p.protocol.swim import Evidence, Joined, MemberChanged, SeedIsSelf
+from tensorhub_p2p.protocol.swim import (
+    Evidence,
+    Joined,
+    MemberChanged,
+    MemberForgotten,
+    SeedIsSelf,
+)
 from tensorhub_p2p.protocol.verbs import (
     Done,
     Failed,
@@ -41,7 +46,7 @@ from tensorhub_p2p.runtime.digests import Batch, PublishedDigests
 from tensorhub_p2p.runtime.forkguard import ForkGuard
 from tensorhub_p2p.runtime.links import Links
 from tensorhub_p2p.runtime.monitor import Fact, LinkFact
-from tensorhub_p2p.runtime.verbs import RunningVerbs, Start
+from tensorhub_p2p.runtime.verbs import Running, RunningVerbs, Start
 from tensorhub_p2p.transfer.credentials import Credentials
 from tensorhub_p2p.transfer.transports.base import Transport
 from tensorhub_p2p.transfer.transports.cma import CmaTransport, host_id
@@ -103,7 +108,10 @@ class Driver:
             rack=rack,
         )
         self.node = Node(self.info, config, random.Random(secrets.randbits(64)))
-        self.control = ControlThread(self.node, self.links, self._on_event, self._on_fact)
+        self._verbs = RunningVerbs()
+        self.control = ControlThread(
+            self.node, self.links, self._on_event, self._on_fact, self._verbs.close
+        )
         self.joined = Flag()
         """A seed answered."""
         self.own_seeds: set[str] = set()
@@ -112,7 +120,8 @@ class Driver:
         """Addresses that refuse the handshake, with how often in a row."""
         self.news = Flag()
         """Set whenever one of the three above changed."""
-        self._verbs = RunningVerbs()
+        self._infos: dict[PeerId, PeerInfo] = {self.peer_id: self.info}
+        """What members told about themselves; read by the threads of pulls."""
         self._pulls: dict[str, SimpleQueue[object]] = {}
         self._follows: dict[int, SimpleQueue[object]] = {}
         self.lost: dict[Slot, Publication] = {}
@@ -148,6 +157,7 @@ class Driver:
             str(where),
             advertise=[text.rpartition(":")[0] for text in hosts],
             credentials=Credentials.from_secret(secret) if secret else None,
+            config=self.config.tcp,
             silence=self.config.pull.source_timeout,
         )
 
@@ -169,27 +179,30 @@ class Driver:
 
     # --- verbs and questions -------------------------------------------------------------
 
-    def verb(self, timeout: float, start: Start) -> Future[Any]:
+    def verb(self, timeout: float, start: Start) -> Running:
         """Run a verb of the node: `start(now, number, deadline)` begins it."""
-        future: Future[Any] = Future()
-        self.control.post(lambda now: self._verbs.begin(now, timeout, start, future))
-        return future
+        running = self._verbs.expect()
+        try:
+            self.control.post(lambda now: self._verbs.begin(now, timeout, start, running.number))
+        except BaseException:
+            self._verbs.forget(running.number)
+            raise
+        return running
 
     def run(self, slot: Slot, timeout: float, start: Start) -> Any:
         """Run a verb of this slot to its end; a wait that is interrupted (Ctrl-C) ends it too."""
-        future: Future[Any] | None = None
+        running = self.verb(timeout, start)
         try:
-            future = self.verb(timeout, start)
-            return future.result()
+            return running.future.result()
         except BaseException:
-            if future is None or not future.done():
-                self.interrupt(slot)
+            if not running.future.done():
+                self.interrupt(slot, running)
             raise
 
-    def interrupt(self, slot: Slot) -> None:
-        """End the slot's verb, if one is under way: nobody waits for it any more."""
+    def interrupt(self, slot: Slot, running: Running) -> None:
+        """End this verb of the slot, if it is still under way: nobody waits for it any more."""
         if self.running:
-            self.control.post(lambda now: self.node.interrupt(now, slot))
+            self.control.post(lambda now: self.node.interrupt(now, slot, running.number))
 
     def ask(self, question: Callable[[float], Any]) -> Any:
         """Run `question(now)` on the control thread and wait for what it returns."""
@@ -207,12 +220,17 @@ class Driver:
 
     def locality(self, peer: PeerId) -> int:
         """How far a peer is: 0 same host, 1 same rack, 2 same zone, 3 farther or unknown."""
-        info = self.node.swim.info(peer)
+        info = self._infos.get(peer)
         if info is None or info.zone != self.info.zone:
             return 3
         if info.host == self.info.host:
             return 0
         return 1 if info.rack and info.rack == self.info.rack else 2
+
+    def name(self, peer: PeerId) -> str:
+        """A peer's name, for people; "" if it was never met."""
+        info = self._infos.get(peer)
+        return info.name if info is not None else ""
 
     # --- pulls ---------------------------------------------------------------------------
 
@@ -261,9 +279,11 @@ class Driver:
         elif isinstance(event, PublicationLost):
             self.lost[event.slot] = event.publication
         elif isinstance(event, StopDigests):
-            self.digests.stop(event.slot)
+            self.digests.stop(event.slot, event.publication)
         elif isinstance(event, MemberChanged):
             self._member_changed(event)
+        elif isinstance(event, MemberForgotten):
+            self._infos.pop(event.peer, None)
         elif isinstance(event, Joined):
             self.joined.set()
             self.news.set()
@@ -273,8 +293,9 @@ class Driver:
 
     def _member_changed(self, event: MemberChanged) -> None:
         self.links.learn(event.member.info)
+        self._infos[event.member.peer_id] = event.member.info
         if not event.member.is_reachable:
-            for inbox in self._pulls.values():
+            for inbox in list(self._pulls.values()):
                 inbox.put(event.member.peer_id)
         self.links.watch(self._neighbours())
 
@@ -293,7 +314,7 @@ class Driver:
         evidence = EVIDENCE.get(fact.fact)
         if evidence is not None:
             for peer in fact.peers:
-                self.node.swim.evidence(now, peer, evidence)
+                self.node.evidence(now, peer, evidence)
 
     # --- the end -------------------------------------------------------------------------
 
@@ -304,7 +325,6 @@ class Driver:
         for inbox in list(self._pulls.values()):
             inbox.put(None)
         self.control.stop(timeout)
-        self._verbs.close()
         self.digests.close()
         for transport in self.transports.values():
             transport.close()

@@ -17,8 +17,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tensorhub_p2p.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_p2p.protocol.chunks import ChunkSet
@@ -28,7 +27,7 @@ from tensorhub_p2p.protocol.verbs import Answer
 from tensorhub_p2p.results import Pull, SourceReport
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
-from tensorhub_p2p.runtime.verbs import Start
+from tensorhub_p2p.runtime.verbs import Running, Start
 from tensorhub_p2p.transfer.engine import Hooks, PullOutcome, ShardPull, SourceOutcome
 from tensorhub_p2p.transfer.memory import Region
 
@@ -61,7 +60,7 @@ class PullRun(Hooks):
         self._answer = answer
         self._deadline = time.monotonic() + timeout
         self._give_up_old: Callable[[float], None] = lambda _timeout: None
-        self._announced: Future[Any] | None = None
+        self._announced: Running | None = None
         self._registering = 0.0
         self._finishing = 0.0
         self._name = f"{driver.peer_id}/{secrets.token_hex(4)}"
@@ -162,12 +161,13 @@ class PullRun(Hooks):
         """The first announcement ran beside the pull; a handle has one verb at a time."""
         announced, self._announced = self._announced, None
         if announced is not None:
-            announced.exception()
+            announced.future.exception()
 
     def _end_announcement(self) -> None:
         """The same without waiting for it: the pull failed."""
         if self.exported is not None:
-            self._driver.interrupt(self._slot)
+            if self._announced is not None:
+                self._driver.interrupt(self._slot, self._announced)
             self._settle_announcement()
 
     def _finish(self) -> Exported:
@@ -196,15 +196,15 @@ class PullRun(Hooks):
             waiting=max(0.0, seconds - outcome.moving - registering),
             registering=registering,
             moving=outcome.moving,
+            verifying=outcome.hashing,
         )
 
     def _source(self, outcome: SourceOutcome) -> SourceReport:
         facts = outcome.facts
-        info = self._driver.node.swim.info(facts.source.peer)
         rejected = tuple(f"{name} not used: {why}" for name, why in outcome.rejected.items())
         return SourceReport(
             peer_id=facts.source.peer,
-            name=info.name if info is not None else "",
+            name=self._driver.name(facts.source.peer),
             slot=str(facts.source.slot),
             transport=outcome.transport,
             locality=LOCALITIES[facts.locality],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorhub_p2p.errors import PeerClosed
 from tensorhub_p2p.protocol.verbs import Done, Failed, VerbId
@@ -18,22 +18,38 @@ Start = Callable[[float, VerbId, float], None]
 """`start(now, number, deadline)` on the control thread."""
 
 
+class Running(NamedTuple):
+    """A verb under way: its number, to interrupt it by, and its end."""
+
+    number: VerbId
+    future: Future[Any]
+
+
 class RunningVerbs:
-    """Verbs under way; `begin` and the ends run on the control thread."""
+    """Verbs under way. `expect` is called by any thread, all else on the control thread."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._futures: dict[VerbId, Future[Any]] = {}
 
-    def begin(self, now: float, timeout: float, start: Start, future: Future[Any]) -> None:
+    def expect(self) -> Running:
+        """A new verb. From here on its future has an end, also if the verb never starts."""
+        running = Running(next(self._numbers), Future())
+        self._futures[running.number] = running.future
+        return running
+
+    def begin(self, now: float, timeout: float, start: Start, number: VerbId) -> None:
         """Start the verb; its end will come as `Done` or `Failed` with its number."""
-        number = next(self._numbers)
-        self._futures[number] = future
         try:
             start(now, number, now + timeout)
         except BaseException as error:  # noqa: BLE001 - it is raised where the verb was called
-            self._futures.pop(number, None)
-            future.set_exception(error)
+            future = self._futures.pop(number, None)
+            if future is not None and future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+    def forget(self, number: VerbId) -> None:
+        """It could not be handed over: whoever expected it knows."""
+        self._futures.pop(number, None)
 
     def end(self, event: Done | Failed) -> None:
         future = self._futures.pop(event.verb, None)
@@ -46,7 +62,7 @@ class RunningVerbs:
 
     def close(self) -> None:
         """The peer stops: nobody may be left waiting."""
-        for future in self._futures.values():
-            if future.set_running_or_notify_cancel():
+        for number in list(self._futures):
+            future = self._futures.pop(number, None)
+            if future is not None and future.set_running_or_notify_cancel():
                 future.set_exception(PeerClosed("this peer was closed during the call"))
-        self._futures.clear()

@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import xxhash
 
@@ -33,6 +34,32 @@ from tensorhub_p2p.transfer.scratch import Scratch, are_small
 DIGEST_BYTES = 16
 ChunkHasher = xxhash.xxh3_128
 """`update(buffer)`, then `digest()`: 16 bytes."""
+
+
+class Hasher(Protocol):
+    """What a read feeds with the bytes as they arrive."""
+
+    def update(self, data: memoryview) -> object: ...
+
+
+class TimedHasher:
+    """A chunk's digest, and the seconds that taking it cost."""
+
+    __slots__ = ("_hasher", "seconds")
+
+    def __init__(self) -> None:
+        self._hasher = ChunkHasher()
+        self.seconds = 0.0
+
+    def update(self, data: memoryview) -> None:
+        started = time.perf_counter()
+        self._hasher.update(data)
+        self.seconds += time.perf_counter() - started
+
+    def digest(self) -> bytes:
+        """16 bytes."""
+        return self._hasher.digest()
+
 
 _log = logging.getLogger(__name__)
 

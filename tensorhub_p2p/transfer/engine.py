@@ -108,7 +108,7 @@ class PullOutcome:
 
     `waiting`: until a source was within reach and the layout known. `beginning`: inside
     `Hooks.begin`. `moving`: from then to the end. `reading`: spent in reads by all reader
-    threads together, digests included.
+    threads together, of it `hashing` for digests.
     """
 
     bytes: int
@@ -118,6 +118,7 @@ class PullOutcome:
     beginning: float
     moving: float
     reading: float
+    hashing: float
     sources: tuple[SourceOutcome, ...]
 
 
@@ -174,7 +175,7 @@ class ShardPull:
         self._done = False
         self._moved = 0
         self._retried = 0
-        self._reading = 0.0
+        self._reading = self._hashing = 0.0
         self._started = time.monotonic()
         self._reached_at = self._began_at = self._ended_at = self._started
 
@@ -207,6 +208,7 @@ class ShardPull:
             beginning=self._began_at - self._reached_at,
             moving=self._ended_at - self._began_at if self._begun else 0.0,
             reading=self._reading,
+            hashing=self._hashing,
             sources=tuple(self._source_outcome(facts) for facts in self._swarm.facts()),
         )
 
@@ -258,6 +260,7 @@ class ShardPull:
         if isinstance(item, Landed):
             self._moved += item.num_bytes
             self._reading += item.seconds
+            self._hashing += item.hashing
             swarm.fetched(now, item.source, item.chunk, item.digest)
         elif isinstance(item, ReadFault):
             self._retried += 1

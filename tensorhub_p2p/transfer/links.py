@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.messages import Endpoint
 from tensorhub_p2p.protocol.sources import Fault, SourceId
-from tensorhub_p2p.transfer.digest import ChunkHasher
+from tensorhub_p2p.transfer.digest import TimedHasher
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
@@ -64,13 +64,17 @@ class ConnectFailed:
 
 @dataclass(frozen=True)
 class Landed:
-    """The chunk is in place and matches its digest. `seconds` it took to move and verify."""
+    """The chunk is in place and matches its digest.
+
+    `seconds` it took to move and verify, of them `hashing` for the digest.
+    """
 
     source: SourceId
     chunk: int
     digest: bytes
     num_bytes: int
     seconds: float
+    hashing: float
 
 
 @dataclass(frozen=True)
@@ -328,7 +332,7 @@ class Link:
         config = self._readers.config
         longest = config.source_timeout + length / config.slowest_rate
         deadline = min(self._readers.deadline, began + longest)
-        hasher = ChunkHasher()
+        hasher = TimedHasher()
         with self._changed:
             if self._closed:
                 raise SourceGone("the link is closed")
@@ -341,7 +345,9 @@ class Link:
                 self._changed.notify_all()
         if hasher.digest() == digest:
             seconds = time.monotonic() - began
-            self._readers.report(Landed(self.source, chunk, digest, length, seconds))
+            self._readers.report(
+                Landed(self.source, chunk, digest, length, seconds, hasher.seconds)
+            )
         else:
             why = f"through {self.transport}"
             self._readers.report(ReadFault(self.source, chunk, Fault.MISMATCH, why))

@@ -301,10 +301,10 @@ class Region:
     """The memory of one shard in this process, as the virtual range of its layout.
 
     It keeps the memory alive, not the promise that a tensor still uses it:
-    `check_unmoved` does that. `read_only` is set while the bytes are published.
+    `check_unmoved` does that.
     """
 
-    __slots__ = ("_found", "extents", "layout", "read_only")
+    __slots__ = ("_found", "extents", "layout")
 
     def __init__(self, layout: Layout, found: list[_Found]) -> None:
         """`found[i]` is the memory of `layout.tensors[i]`. Use `Region.of` instead."""
@@ -315,7 +315,6 @@ class Region:
             for spec, tensor in zip(layout.tensors, found, strict=True)
             if spec.alias_of is None
         )
-        self.read_only = False
 
     @classmethod
     def of(cls, source: object) -> Region:
@@ -345,9 +344,7 @@ class Region:
                 + "\n  ".join(differences)
             )
         found = [self._found[self.layout.index(spec.name)] for spec in layout.tensors]
-        region = Region(layout, found)
-        region.read_only = self.read_only
-        return region
+        return Region(layout, found)
 
     def check_unmoved(self) -> None:
         """StateError, naming the tensor, if one no longer uses the memory that was registered."""

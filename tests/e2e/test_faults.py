@@ -377,3 +377,29 @@ def test_no_mix_of_versions_is_ever_seen_however_fast_they_change(
         assert versions == sorted(versions), "never backwards"
         assert len(set(versions)) >= 2
     t.assert_no_faults()
+
+
+# --- silence -----------------------------------------------------------------------------
+
+
+def test_a_stopped_member_holds_nobody_up(team: Callable[..., Team]) -> None:
+    t = team(4)
+    _, trainer, rollout, idle = t.workers
+    for worker, replica in ((trainer, "trainer"), (rollout, "rollout")):
+        worker.do(steps.open_shard, replica)
+    # A key that nobody has touched yet is read from the earliest members too, so touch it.
+    trainer.do(steps.publish, 0)
+    trainer.do(steps.unpublish)
+    idle.signal(signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        for version in range(1, 4):
+            trainer.do(steps.publish, version)
+            assert rollout.do(steps.replicate, "latest").version == version
+            trainer.do(steps.unpublish)
+        assert time.monotonic() - started < 10
+    finally:
+        idle.signal(signal.SIGCONT)
+    idle.do(steps.open_shard, "another")
+    assert idle.do(steps.replicate, "latest").version == 3
+    t.assert_no_faults()

@@ -146,7 +146,7 @@ def test_a_version_that_was_decided_for_stays_until_it_was_pulled(peer: StartPee
     tensors = [blank(1, 1000) for _ in members]
     for handle, mine in zip(handles, tensors, strict=True):
         handle.register(mine)
-    until = time.monotonic() + 4.0
+    until = time.monotonic() + 2.0
 
     def publish() -> int:
         version = 0

@@ -16,10 +16,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-import xxhash
-
 from tensorhub_p2p.errors import TransferError
 from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.transfer.digest import Hasher
 from tensorhub_p2p.transfer.memory import Region
 
 
@@ -47,9 +46,7 @@ class Reader(ABC):
     """A way to read one exported region. Used by one thread at a time, but for `close`."""
 
     @abstractmethod
-    def read(
-        self, start: int, length: int, into: Region, deadline: float, hasher: xxhash.xxh3_128
-    ) -> None:
+    def read(self, start: int, length: int, into: Region, deadline: float, hasher: Hasher) -> None:
         """Read bytes [start, start + length) of the exported region into the same of `into`.
 
         `into` is in the order of the exporter's layout. The hasher is fed every byte

@@ -30,11 +30,11 @@ from array import array
 from typing import Annotated, NamedTuple, NoReturn
 
 import msgspec
-import xxhash
 from msgspec import Meta
 
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.layout import MAX_BYTES, MAX_TENSORS
+from tensorhub_p2p.transfer.digest import Hasher
 from tensorhub_p2p.transfer.memory import IOV_MAX, Extents, Region, address_of, view
 from tensorhub_p2p.transfer.scratch import STEP_BYTES, Scratch, are_small
 from tensorhub_p2p.transfer.transports.base import (
@@ -246,11 +246,9 @@ class CmaReader(Reader):
             done += self._sealed_read(local, array("Q", [source + done, due - done]))
         return words
 
-    def read(
-        self, start: int, length: int, into: Region, deadline: float, hasher: xxhash.xxh3_128
-    ) -> None:
-        if into.read_only or into.layout.num_bytes != self._endpoint.num_bytes:
-            raise ValueError("the target is published, or its layout is not the source's")
+    def read(self, start: int, length: int, into: Region, deadline: float, hasher: Hasher) -> None:
+        if into.layout.num_bytes != self._endpoint.num_bytes:
+            raise ValueError("the target's layout is not the source's")
         end = start + length
         while start < end:
             if self._closed:
@@ -259,7 +257,7 @@ class CmaReader(Reader):
                 raise SourceSilent(f"{self._name}: the deadline passed at byte {start}")
             start += self._step(start, min(STEP_BYTES, end - start), into, hasher)
 
-    def _step(self, start: int, length: int, into: Region, hasher: xxhash.xxh3_128) -> int:
+    def _step(self, start: int, length: int, into: Region, hasher: Hasher) -> int:
         """Read and hash some bytes, at most `length`; returns how many.
 
         The kernel stops where either side's vectors end, so it may be fewer.
@@ -275,9 +273,7 @@ class CmaReader(Reader):
             left -= piece
         return moved
 
-    def _step_gathered(
-        self, start: int, remote: array[int], into: Region, hasher: xxhash.xxh3_128
-    ) -> int:
+    def _step_gathered(self, start: int, remote: array[int], into: Region, hasher: Hasher) -> int:
         """The same through a scratch buffer: one vector and one hash for many small tensors."""
         if self._scratch is None:
             self._scratch = Scratch(STEP_BYTES)

@@ -31,12 +31,12 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 import msgspec
-import xxhash
 
 from tensorhub_p2p.config import TcpConfig
 from tensorhub_p2p.errors import JoinError
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.transfer.credentials import Credentials
+from tensorhub_p2p.transfer.digest import Hasher
 from tensorhub_p2p.transfer.exports import Exports, Refusal, Refused
 from tensorhub_p2p.transfer.memory import IOV_MAX, Region, view
 from tensorhub_p2p.transfer.scratch import STEP_BYTES, Scratch, are_small
@@ -251,11 +251,7 @@ class TcpReader(Reader):
             self.close()
             raise
 
-    def read(
-        self, start: int, length: int, into: Region, deadline: float, hasher: xxhash.xxh3_128
-    ) -> None:
-        if into.read_only:
-            raise ValueError("the target is published")
+    def read(self, start: int, length: int, into: Region, deadline: float, hasher: Hasher) -> None:
         with self._reading():
             self._ask(start, length, deadline)
             self._arm(deadline)
@@ -328,7 +324,7 @@ class TcpReader(Reader):
                 socket.SOL_SOCKET, socket.SO_RCVTIMEO, _seconds(self._limit(deadline))
             )
 
-    def _step(self, iov: array[int], length: int, deadline: float, hasher: xxhash.xxh3_128) -> None:
+    def _step(self, iov: array[int], length: int, deadline: float, hasher: Hasher) -> None:
         """Take the next `length` bytes into these pieces."""
         if are_small(iov, length):
             if self._scratch is None:

@@ -1,0 +1,123 @@
+"""One peer's protocols together: what its verbs, reads and handles leave behind."""
+
+from __future__ import annotations
+
+from cluster import LAYOUT, ROLLOUT, TRAINER, Cluster
+
+from tensorhub_p2p.errors import StateError
+from tensorhub_p2p.protocol.directory import KeyChanged
+from tensorhub_p2p.protocol.identity import Group, Publication, Slot
+from tensorhub_p2p.protocol.machine import Send
+from tensorhub_p2p.protocol.messages import Ping, PullHello
+from tensorhub_p2p.protocol.records import holders_key
+from tensorhub_p2p.protocol.swim import Evidence
+from tensorhub_p2p.protocol.verbs import HoldersChanged
+
+ALONE = Group("policy", "alone")
+S = Slot(ALONE, 0)
+
+
+def published(peers: int = 5) -> tuple[Cluster, Publication]:
+    cluster = Cluster(0, peers)
+    cluster.form(ALONE, [0])
+    (publication,) = cluster.publish_all(ALONE, [0], 1)
+    return cluster, publication
+
+
+def read_from(cluster: Cluster, puller: int, publication: Publication) -> None:
+    """Peer `puller` gets a lease on what peer 0 published."""
+    hello = PullHello("a pull", S, publication, LAYOUT.digest, ("tcp",))
+    cluster.nodes[0].receive(cluster.now, cluster.nodes[puller].info.peer_id, hello)
+    cluster.net.settle(cluster.nodes[0].info.peer_id)
+
+
+def reads_under_way(cluster: Cluster, peer: int) -> int:
+    return len(cluster.nodes[peer].records._reads)
+
+
+# --- following the holders of a shard ---
+
+
+def test_a_follow_has_one_read_under_way_while_its_peer_is_cut_off() -> None:
+    cluster, publication = published()
+    node = cluster.nodes[1]
+    cluster.net.run_for(1.0)
+    before = reads_under_way(cluster, 1)
+    ids = [n.info.peer_id for n in cluster.nodes]
+    cluster.net.partition([ids[1]], [i for i in ids if i != ids[1]])
+    follow = node.follow(cluster.now, "policy", 0, publication)
+    for _ in range(20):
+        node.records.take(cluster.now, KeyChanged(holders_key("policy", 0)))
+    assert reads_under_way(cluster, 1) == before + 1
+    cluster.net.run_for(1.5)
+    assert reads_under_way(cluster, 1) == before + 1
+    node.unfollow(cluster.now, follow)
+    assert reads_under_way(cluster, 1) == before
+
+
+def test_a_follow_tells_who_holds_the_shard_and_what_changes() -> None:
+    cluster, publication = published()
+    cluster.form(ROLLOUT, [1])
+    follow = cluster.nodes[2].follow(cluster.now, "policy", 0, publication)
+    cluster.replicate_all(ROLLOUT, [1])
+    cluster.net.run_for(2.0)
+    told = [
+        sorted(holder.peer for holder in event.holders)
+        for _, peer, event in cluster.events
+        if peer == 2 and isinstance(event, HoldersChanged) and event.follow == follow
+    ]
+    ids = [n.info.peer_id for n in cluster.nodes]
+    assert told == [[ids[0]], [ids[0], ids[1]]]
+
+
+def test_whoever_unfollows_is_told_nothing_any_more() -> None:
+    cluster, publication = published()
+    node = cluster.nodes[2]
+    follow = node.follow(cluster.now, "policy", 0, publication)
+    node.unfollow(cluster.now, follow)
+    cluster.net.run_for(3.0)
+    assert not any(isinstance(event, HoldersChanged) for _, _, event in cluster.events)
+    assert holders_key("policy", 0) not in node.directory._watched
+
+
+# --- closing and interrupting ---
+
+
+def test_a_slot_that_is_being_closed_can_not_be_opened_before_that_is_over() -> None:
+    cluster, publication = published()
+    read_from(cluster, 1, publication)
+    closing = cluster.close(0, S)
+    (error,) = cluster.errors(cluster.open(0, S, 1))
+    assert isinstance(error, StateError)
+    assert "being closed" in str(error)
+    cluster.wait(closing)
+    cluster.wait(cluster.open(0, S, 1))
+
+
+def test_an_interrupt_ends_only_the_verb_that_it_names() -> None:
+    cluster, publication = published()
+    cluster.form(TRAINER, [1])
+    (answer,) = cluster.ask_all(TRAINER, [1])
+    slot = Slot(TRAINER, 0)
+    held = cluster.hold(1, slot, answer)
+    cluster.wait(held)
+    hello = PullHello("a pull", slot, publication, LAYOUT.digest, ("tcp",))
+    cluster.nodes[1].receive(cluster.now, cluster.nodes[2].info.peer_id, hello)
+    closing = cluster.close(1, slot)
+    cluster.nodes[1].interrupt(cluster.now, slot, held)
+    cluster.net.run_for(0.5)
+    assert cluster.verbs[closing].end is None, "a reader is there, and has its lease"
+    cluster.nodes[1].interrupt(cluster.now, slot, closing)
+    cluster.net.settle(cluster.nodes[1].info.peer_id)
+    assert cluster.verbs[closing].end is not None
+
+
+# --- evidence ---
+
+
+def test_a_broken_connection_is_followed_by_a_probe_at_once() -> None:
+    cluster = Cluster(0, 3)
+    node, other = cluster.nodes[0], cluster.nodes[1].info.peer_id
+    node.evidence(cluster.now, other, Evidence.DISCONNECTED)
+    sent = [item for item in node.outbox.drain() if isinstance(item, Send)]
+    assert [s.to for s in sent if isinstance(s.message, Ping)] == [other]
