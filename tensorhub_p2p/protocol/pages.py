@@ -1,14 +1,20 @@
 """Finding out which layout a publication has, from what its holders say.
 
-Rule of this file. It judges offers and pages, and asks nobody. The first sound offer
-settles the digest of the layout, and so the grid of chunks. If that is our own layout's,
-it is found; else it comes in pages, in order, from whoever is asked (anything else is
-ignored, and asked for again). Pages count only if together they hash to the digest and
-have the size that was announced: then it doesn't matter who sent which.
+Rule of this file. `LayoutAgreement` judges offers and pages, and asks nobody;
+`PageRequests` asks for the pages that are missing, and decides nothing else of a source.
+
+The first sound offer settles the digest of the layout, and so the grid of chunks. If that
+is our own layout's, it is found; else it comes in pages, in order, from whoever is asked
+(anything else is ignored, and asked for again). Pages count only if together they hash to
+the digest and have the size that was announced: then it doesn't matter who sent which.
+
+One page is asked for at a time, from one source that answers, the nearest; from another
+one if it stays silent for a retry interval.
 """
 
 from __future__ import annotations
 
+from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.errors import LayoutMismatch
 from tensorhub_p2p.protocol.layout import (
     MAX_BYTES,
@@ -17,7 +23,10 @@ from tensorhub_p2p.protocol.layout import (
     TensorSpec,
     chunk_bytes_for,
 )
-from tensorhub_p2p.protocol.messages import LayoutPage, PullOffer
+from tensorhub_p2p.protocol.machine import Outbox
+from tensorhub_p2p.protocol.messages import LayoutPage, LayoutRequest, PullOffer
+from tensorhub_p2p.protocol.source_table import SourceTable
+from tensorhub_p2p.protocol.sources import ANSWERED, Source
 
 
 class LayoutAgreement:
@@ -80,3 +89,58 @@ class LayoutAgreement:
         if layout.digest != announced or layout.num_chunks != num_chunks:
             raise LayoutMismatch("the pages of its layout are not what it announced")
         self.digest, self.num_chunks, self.found = announced, num_chunks, layout
+
+
+class PageRequests:
+    """Asks for the layout's pages until it is found."""
+
+    def __init__(
+        self,
+        pull: str,
+        agreement: LayoutAgreement,
+        sources: SourceTable,
+        config: PullConfig,
+        outbox: Outbox,
+    ) -> None:
+        self._pull = pull
+        self._agreement = agreement
+        self._sources = sources
+        self._config = config
+        self._outbox = outbox
+        self._asked: Source | None = None
+        """Who was asked for the next page, last at `_asked_at`."""
+        self._asked_at = 0.0
+
+    def tick(self, now: float) -> None:
+        """Ask one source that answers for the next page; another one if it stays silent."""
+        if self._agreement.next is None:
+            return
+        asked = self._asked
+        patient = now < self._asked_at + self._config.retry_interval
+        if asked is not None and asked.state in ANSWERED and patient:
+            return
+        answering = self._sources.answering()
+        others = [s for s in answering if s is not asked] or answering
+        if others:
+            self._request(now, min(others, key=lambda s: s.locality))
+        else:
+            self._asked = None
+
+    def next_wakeup(self) -> float | None:
+        return self._asked_at + self._config.retry_interval if self._asked else None
+
+    def take(self, now: float, source: Source, page: LayoutPage) -> None:
+        """A page came; LayoutMismatch as `LayoutAgreement.add` raises it."""
+        was_next = self._agreement.add(page)
+        if was_next and self._agreement.found is None:
+            self._request(now, source)
+
+    def stop(self) -> None:
+        """The layout is found, or no longer settled: nobody is asked any more."""
+        self._asked = None
+
+    def _request(self, now: float, source: Source) -> None:
+        first = self._agreement.next
+        if first is not None:
+            self._asked, self._asked_at = source, now
+            self._outbox.send(source.id.peer, LayoutRequest(self._pull, source.id.slot, first))
