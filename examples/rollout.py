@@ -33,6 +33,7 @@ with (
             break
         except (th.VersionUnavailable, th.GroupBroken) as error:
             print(f"lost its source, waiting for another ({error})", flush=True)
+            version = -1  # begin again as a fresh process would
             continue
         version = pull.version
         loss = torch.nn.functional.mse_loss(model(x), y)

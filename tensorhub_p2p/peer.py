@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from tensorhub_p2p.config import Config
+from tensorhub_p2p.config import Config, ConfigError
 from tensorhub_p2p.errors import StateError
 from tensorhub_p2p.explaining import explain
 from tensorhub_p2p.handle import ShardHandle
@@ -154,9 +154,9 @@ class Peer:
     ) -> ShardHandle:
         """Claim shard `shard` of `num_shards` of a replica of `model`.
 
-        Without `replica` a unique name is made. Returns once the slot is claimed; the
-        group forms in its first verb, so one thread may open several shards. A restart
-        under a fixed name waits until its predecessor is declared dead. Raises
+        Without `replica` a unique name is made (for a single shard only). Returns once the
+        slot is claimed; the group forms in its first verb, so one thread may open several
+        shards. A restart under a fixed name waits until its predecessor is declared dead. Raises
         SlotTaken if a live peer holds the slot, Timeout.
         """
         if retain is not None:
@@ -165,6 +165,11 @@ class Peer:
         shard = checked_integer("shard", shard, 0, num_shards - 1)
         check_timeout(timeout)
         checked_name("model", model)
+        if replica is None and num_shards > 1:
+            raise ConfigError(
+                f"replica: num_shards = {num_shards} needs a name, the same one in all processes "
+                "of the replica"
+            )
         name = checked_name("replica", replica or f"{self.options.name}-{secrets.token_hex(4)}")
         slot = Slot(Group(model, name), shard)
         handle = ShardHandle(self._driver, slot, num_shards, spot=spot)

@@ -52,26 +52,26 @@ class Watcher:
     def watch(self, shard: ShardNode, peer: int) -> None:
         """Note the ends of generations, just where the protocol decides to tell of them."""
         self.ended[peer], self.merged[peer], self.raised[peer] = set(), 0, 0
-        tell = shard.notices.generation_ended
+        tell = shard.part.notices.generation_ended
 
         def told(record: GenerationRecord, why: str) -> None:
             if record.generation in self.ended[peer]:
-                before = shard.notices.pending
+                before = shard.part.notices.pending
                 tell(record, why)
-                assert shard.notices.pending is before, "one end is told twice"
+                assert shard.part.notices.pending is before, "one end is told twice"
                 return
             self.ended[peer].add(record.generation)
-            self.merged[peer] += shard.notices.pending is not None
+            self.merged[peer] += shard.part.notices.pending is not None
             tell(record, why)
 
-        shard.notices.generation_ended = told  # type: ignore[method-assign]
+        shard.part.notices.generation_ended = told  # type: ignore[method-assign]
 
     def answered(self, verb: Running) -> None:
         """G2: one publication for one call. G3: it was whole once."""
         assert verb.slot is not None
         shard = self.cluster.shard(verb.peer, verb.slot)
-        assert shard._answered is not None
-        generation, answer = shard._answered[0].generation, verb.result
+        assert shard.part.answered is not None
+        generation, answer = shard.part.answered[0].generation, verb.result
         key = (verb.slot.group, generation, answer.call)
         assert self.answers.setdefault(key, answer.publication) == answer.publication, key
         assert self.was_whole(answer.publication, answer.num_shards), answer
@@ -94,7 +94,7 @@ class Watcher:
             return
         shard = worker.shard
         assert shard is not None
-        pending = shard.notices.pending is not None
+        pending = shard.part.notices.pending is not None
         told = len(self.ended[worker.peer]) - self.merged[worker.peer] - pending
         assert self.raised[worker.peer] == told, f"{worker.slot} on p{worker.peer}"
 

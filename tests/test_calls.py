@@ -11,6 +11,7 @@ from registry import Registry
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.calls import CallAnswered, CallFailed, CallMember
 from tensorhub_p2p.protocol.claims import generation_of
+from tensorhub_p2p.protocol.group_part import TO_LEADER
 from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.leading import CallLeader, LeaderState
 from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
@@ -26,7 +27,6 @@ from tensorhub_p2p.protocol.messages import (
     Question,
 )
 from tensorhub_p2p.protocol.selection import Floor
-from tensorhub_p2p.protocol.shard import TO_LEADER
 
 GROUP = Group("policy", "rollout")
 LATEST, FIVE, SIX = (Question("replicate", s) for s in ("latest", "5", "6"))

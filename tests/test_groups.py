@@ -226,12 +226,12 @@ def test_a_pull_that_ends_in_the_next_generation_counts_all_the_same() -> None:
     newcomer = cluster.start()
     cluster.wait(cluster.open(newcomer, R[1]))
     waiting = cluster.ask(newcomer, R[1], timeout=20)
-    cluster.until(lambda: cluster.shard(newcomer, R[1]).leader is not None)
+    cluster.until(lambda: cluster.shard(newcomer, R[1]).part.leader is not None)
     cluster.net.run_for(1.0)
     cluster.wait(cluster.hold(2, R[0], one))
     assert cluster.finish(2, R[0], one) is None, "it was decided for all"
     shard = cluster.shard(2, R[0])
-    assert shard.calls.part.call == 1, "and was no call of the new generation"
+    assert shard.part.calls.part.call == 1, "and was no call of the new generation"
     assert isinstance(cluster.errors(cluster.ask(2, R[0]))[0], GroupBroken)
     two, three = cluster.wait(cluster.ask(2, R[0]), waiting)
     assert two == three
@@ -487,7 +487,7 @@ def test_the_floor_survives_the_next_election() -> None:
     newcomer = cluster.start()
     cluster.wait(cluster.open(newcomer, R[1]))
     cluster.wait(cluster.ask(2, R[0]), cluster.ask(newcomer, R[1]))
-    assert cluster.shard(newcomer, R[1]).election.floor == (0, 3)
+    assert cluster.shard(newcomer, R[1]).part.election.floor == (0, 3)
 
 
 def newest_lost_while_pulled(*, finished: bool) -> tuple[Cluster, int]:
@@ -512,7 +512,7 @@ def newest_lost_while_pulled(*, finished: bool) -> tuple[Cluster, int]:
     newcomer = cluster.start()
     cluster.wait(cluster.open(newcomer, R[0]))
     cluster.errors(cluster.ask(newcomer, R[0], version(9), timeout=1.0))
-    assert cluster.shard(newcomer, R[0]).election.formed
+    assert cluster.shard(newcomer, R[0]).part.election.formed
     if finished:
         assert cluster.finish(3, R[1], mine) is None
     cluster.crash(4)
@@ -531,7 +531,7 @@ def test_a_group_does_not_fall_back_behind_an_answer_that_an_election_missed() -
 
 def test_nor_behind_one_that_is_still_being_pulled() -> None:
     cluster, newcomer = newest_lost_while_pulled(finished=False)
-    answered = cluster.shard(3, R[1])._answered
+    answered = cluster.shard(3, R[1]).part.answered
     assert answered is not None
     early = cluster.ask(newcomer, R[0], timeout=2.0)
     assert isinstance(cluster.errors(early)[0], Timeout)
@@ -671,7 +671,7 @@ def test_a_death_that_was_refuted_breaks_the_group_but_fences_nobody() -> None:
 def test_nothing_is_decided_by_messages_of_strangers_or_of_older_generations() -> None:
     cluster = whole()
     answer = cluster.replicate_all(ROLLOUT, ROLLOUTS)
-    record = cluster.shard(2, R[0]).election.record
+    record = cluster.shard(2, R[0]).part.election.record
     assert record is not None
     number = cluster.ask(3, R[1])
     forged = Decision(msgspec.structs.replace(answer.publication, version=99), 2)
@@ -689,12 +689,12 @@ def test_a_publish_that_is_refused_after_its_generation_broke_fails_at_once() ->
     cluster = whole()
     cluster.wait(*(cluster.unpublish(p, T[s]) for s, p in enumerate(TRAINERS)))
     shard = cluster.shard(0, T[0])
-    record = shard.election.record
+    record = shard.part.election.record
     assert record is not None
     ids = [n.info.peer_id for n in cluster.nodes]
     cluster.net.partition([ids[0]], [i for i in ids if i != ids[0]])
     number = cluster.publish(0, T[0], 2, timeout=30.0)
-    shard.election._break("shard 1 is gone")
+    shard.part.election._break("shard 1 is gone")
     cluster.net.settle(ids[0])
     higher = msgspec.structs.replace(record, generation=Generation(1000, 1))
     fence = fence_name(TRAINER)

@@ -10,7 +10,7 @@ from tensorhub_p2p.protocol.identity import Group, Publication, Slot
 from tensorhub_p2p.protocol.machine import Send
 from tensorhub_p2p.protocol.messages import Ping, PullHello
 from tensorhub_p2p.protocol.records import holders_key
-from tensorhub_p2p.protocol.swim import Evidence
+from tensorhub_p2p.protocol.swim_events import Evidence
 from tensorhub_p2p.protocol.verbs import HoldersChanged
 
 ALONE = Group("policy", "alone")

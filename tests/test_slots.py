@@ -75,7 +75,7 @@ def test_a_claimant_meets_the_live_holder_and_is_told_so_at_once(seed: int) -> N
     assert holder.state is SlotState.ESTABLISHED
     (lost,) = [e for _, e in registry.events if isinstance(e, SlotLost)]
     assert lost.rival == A
-    assert "holds" in lost.reason
+    assert "alive" in lost.reason
 
 
 @pytest.mark.parametrize("seed", range(20))

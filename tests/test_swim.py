@@ -27,14 +27,13 @@ from tensorhub_p2p.protocol.messages import (
     Status,
     VersionHint,
 )
-from tensorhub_p2p.protocol.swim import (
-    MAX_INCARNATION,
+from tensorhub_p2p.protocol.swim import MAX_INCARNATION, Swim
+from tensorhub_p2p.protocol.swim_events import (
     Joined,
     MemberChanged,
     MemberForgotten,
     NewerVersion,
     Refuted,
-    Swim,
 )
 
 ME, FRIEND, OTHER, THIRD = (PeerId(name) for name in ("me", "friend", "other", "third"))

@@ -10,7 +10,8 @@ from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event
 from tensorhub_p2p.protocol.messages import Status
-from tensorhub_p2p.protocol.swim import (
+from tensorhub_p2p.protocol.swim import Swim
+from tensorhub_p2p.protocol.swim_events import (
     Evidence,
     Joined,
     Left,
@@ -18,7 +19,6 @@ from tensorhub_p2p.protocol.swim import (
     NewerVersion,
     Refuted,
     SeedIsSelf,
-    Swim,
 )
 from tensorhub_p2p.sim.network import Link, SimNetwork
 

@@ -9,14 +9,11 @@ Theory of operation. A group can work only with all its shards, so a quorum is e
     IDLE        nothing wanted: the last generation (if any) stays what it is
     GATHERING   read the claims: a generation that lists exactly the claims in force is
                 adopted; while some shard is claimed by nobody, wait for the key to change.
-                With all claimed, a candidate (the claimant of the lowest slot at once,
-                others after a back-off) reads the versions key, for the highest epoch and
-                for counters in use, and then the claims once more: had it been replaced by
-                whoever uses those counters, it would see it there
+                With all claimed, a candidate stands: the claimant of the lowest slot at
+                once, others after a back-off (candidate.py has what it reads first)
     PROPOSING   the candidate sends its member list under a counter above all that it read
                 or ever accepted, and needs all votes; without them it gathers again
-    WRITING     all voted: write the record to W owners of the versions key (the *fence*:
-                they refuse what lower generations say from now on), then of the group's key
+    WRITING     all voted: the candidate writes the record to W owners
     VOTED       accepted somebody's proposal; waits for `Formed`, or gathers again in time
     FORMED      a generation is in force
 
@@ -34,20 +31,11 @@ the same way: all votes are its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
-import msgspec
-
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.claims import (
-    generation_of,
-    highest_epoch,
-    highest_fence,
-    lost_member,
-    members_in,
-    newest_generation,
-)
+from tensorhub_p2p.protocol.candidate import Candidate
+from tensorhub_p2p.protocol.claims import lost_member, members_in, newest_generation
 from tensorhub_p2p.protocol.identity import Generation, Member, PeerId, Slot
 from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.machine import Event, Outbox
@@ -64,11 +52,10 @@ from tensorhub_p2p.protocol.records import (
     Records,
     Refused,
     Registers,
-    fence_name,
     group_key,
     versions_key,
 )
-from tensorhub_p2p.protocol.selection import NO_FLOOR, Floor
+from tensorhub_p2p.protocol.selection import NO_FLOOR
 
 PATIENCE = 4
 """Retry intervals that a candidate waits for votes, and a voter for `Formed`."""
@@ -101,16 +88,6 @@ class GroupClaimsRead(Event):
         self.registers = registers
 
 
-@dataclass(frozen=True)
-class Survey:
-    """What a candidate read of the versions key before it stands with these members."""
-
-    members: tuple[Member, ...]
-    epoch: int
-    counter: int
-    """The highest counter of the group that is in use."""
-
-
 class Election:
     """Forms generations for one handle."""
 
@@ -137,11 +114,7 @@ class Election:
         """The counter of our established claim; 0 for none."""
         self._accepted = 0
         self._proposal: GenerationRecord | None = None
-        self._votes: dict[int, Floor] = {}
         self._missing: tuple[int, ...] = ()
-        self._standing: tuple[Member, ...] | None = None
-        """The members with which we are about to stand."""
-        self._survey: Survey | None = None
         self._wanted = False
         """A verb waits for a generation."""
         self._doubted = False
@@ -154,8 +127,9 @@ class Election:
         self._config = config
         self._key = group_key(slot.group)
         self._claims = Inquiry(records, self._key, self._on_claims)
-        self._versions_key = versions_key(slot.group.model)
-        self._versions = Inquiry(records, self._versions_key, self._on_versions)
+        versions = versions_key(slot.group.model)
+        self._versions = Inquiry(records, versions, self._on_versions)
+        self._candidate = Candidate(slot, records, self._key, versions, self.outbox)
 
     @property
     def formed(self) -> bool:
@@ -211,7 +185,7 @@ class Election:
             self.look(now)
             return
         self.state = ElectionState.GATHERING
-        self._standing = self._survey = None
+        self._candidate.forget_survey()
         self._retry_at = now + PATIENCE * self._config.retry_interval
         self._claims.look(now)
 
@@ -241,26 +215,17 @@ class Election:
             return
         if now < self._stand_at:
             self._retry_at = self._stand_at
-        elif self._survey is not None and self._survey.members == members:
-            used = newest.generation.counter if newest is not None else 0
-            counter = max(used, self._survey.counter, self._accepted) + 1
-            generation = generation_of(counter, members)
-            self._propose(
-                now,
-                GenerationRecord(
-                    generation, self._survey.epoch, members, self.slot.shard, self.floor
-                ),
-            )
-        elif self._standing != members:
-            self._standing = members
+            return
+        used = newest.generation.counter if newest is not None else 0
+        record = self._candidate.draft(members, max(used, self._accepted), self.floor)
+        if record is not None:
+            self._propose(now, record)
+        elif self._candidate.stand_with(members):
             self._versions.look_anew(now)
 
     def _on_versions(self, now: float, registers: Registers) -> None:
-        if self.state is not ElectionState.GATHERING or self._standing is None:
-            return
-        counter = highest_fence(registers, self.slot.group)
-        self._survey = Survey(self._standing, highest_epoch(registers), counter)
-        self._claims.look_anew(now)
+        if self.state is ElectionState.GATHERING and self._candidate.survey(registers):
+            self._claims.look_anew(now)
 
     def _is_next(self, record: GenerationRecord) -> bool:
         """It names our claim and is above the last one in force here, whose end is final."""
@@ -271,69 +236,48 @@ class Election:
 
     def _propose(self, now: float, record: GenerationRecord) -> None:
         self.state = ElectionState.PROPOSING
-        self._standing = self._survey = None
         self._accepted = record.generation.counter
         self._proposal = record
-        self._votes = {self.slot.shard: self.floor}
         self._propose_until = now + PATIENCE * self._config.retry_interval
-        self._ask_votes(now, record)
-        self._count_votes(now, record)
-
-    def _ask_votes(self, now: float, record: GenerationRecord) -> None:
-        for member in record.members:
-            if member.shard not in self._votes:
-                self.outbox.send(member.peer, Propose(self.slot.group, member.shard, record))
         self._retry_at = now + self._config.retry_interval
+        self._candidate.propose(record, self.floor)
+        self._count_votes(now, record)
 
     def _on_vote(self, now: float, sender: PeerId, message: Vote) -> None:
         record = self._proposal
         if self.state is not ElectionState.PROPOSING or record is None:
             return
-        if message.generation != record.generation:
-            return
-        voters = [m.shard for m in record.members if m.peer == sender]
-        if message.sender_shard not in voters:
+        if not self._candidate.is_valid(record, sender, message):
             return
         if not message.accepted:
             # Stand again above what the claimant accepted, unless that one forms first.
             self._accepted = max(self._accepted, message.highest)
             self._back_off(now)
             return
-        self._votes[message.sender_shard] = message.floor
+        self._candidate.count(message)
         self._count_votes(now, record)
 
     def _count_votes(self, now: float, record: GenerationRecord) -> None:
-        if len(self._votes) == self.num_shards:
-            self._write(now, msgspec.structs.replace(record, floor=max(self._votes.values())))
+        elected = self._candidate.elected(record)
+        if elected is not None:
+            self._write(now, elected)
 
     def _write(self, now: float, record: GenerationRecord) -> None:
-        """The fence first: whoever finds the record may rely on it."""
         self.state = ElectionState.WRITING
         self._retry_at = None
-        counter = record.generation.counter
 
-        def fenced(now: float, refused: Refused | None) -> None:
-            if self.state is ElectionState.WRITING:
-                if refused is not None:
-                    self._back_off(now)
-                else:
-                    self._records.write(now, self._key, "generation", counter, record, written)
+        def goes_on() -> bool:
+            return self.state is ElectionState.WRITING
 
         def written(now: float, refused: Refused | None) -> None:
             if refused is None:
-                self._tell(record)
+                self._candidate.tell(record, self._mine)
                 if self._is_next(record):
                     self._form(now, record)
-            elif self.state is ElectionState.WRITING:
+            elif goes_on():
                 self._back_off(now)
 
-        name = fence_name(self.slot.group)
-        self._records.write(now, self._versions_key, name, counter, record, fenced)
-
-    def _tell(self, record: GenerationRecord) -> None:
-        for member in record.members:
-            if member != self._mine:
-                self.outbox.send(member.peer, Formed(self.slot.group, member.shard, record))
+        self._candidate.write(now, record, goes_on, written)
 
     def _back_off(self, now: float) -> None:
         self._stand_at = now + (1 + self.slot.shard) * self._config.election_backoff
@@ -463,7 +407,8 @@ class Election:
             and self._proposal is not None
             and now < self._propose_until
         ):
-            self._ask_votes(now, self._proposal)
+            self._candidate.ask_votes(self._proposal)
+            self._retry_at = now + self._config.retry_interval
         else:
             self._gather(now)
 
@@ -477,6 +422,6 @@ class Election:
             missing = ", ".join(map(str, self._missing))
             return f"{what} (nobody holds shard {missing} of {self.num_shards})"
         if self.state is ElectionState.PROPOSING and self._proposal is not None:
-            silent = [m for m in self._proposal.members if m.shard not in self._votes]
+            silent = self._candidate.silent(self._proposal)
             return f"{what} ({', '.join(self._liveness.name(m.peer) for m in silent)} silent)"
         return what

@@ -53,7 +53,8 @@ from tensorhub_p2p.protocol.messages import (
 from tensorhub_p2p.protocol.pending import PendingRecords
 from tensorhub_p2p.protocol.publishing import Whole
 from tensorhub_p2p.protocol.shard import ShardNode
-from tensorhub_p2p.protocol.swim import Evidence, MemberChanged, MemberForgotten, Refuted, Swim
+from tensorhub_p2p.protocol.swim import Swim
+from tensorhub_p2p.protocol.swim_events import Evidence, MemberChanged, MemberForgotten, Refuted
 from tensorhub_p2p.protocol.verbs import (
     Answer,
     Failed,

@@ -1,10 +1,9 @@
 """What the group protocols ask of the directory, and of membership.
 
-Rules of this file: interfaces and pure readings of registers only. The machines in
-slots.py, election.py, resolving.py, publishing.py and inquiry.py, and shard.py that composes
-them, see the directory through `Records`: a read or write is asked until it is answered
-(deadlines belong to the verb that waits), and the answer arrives as a call of `then`, with
-the time, after the asking call returned.
+Rules of this file: interfaces and pure readings of registers only. The machines of groups
+see the directory through `Records`, and no other way: a read or write is asked until it is
+answered (deadlines belong to the verb that waits), and the answer arrives as a call of
+`then`, with the time, after the asking call returned.
 """
 
 from __future__ import annotations

@@ -25,6 +25,10 @@ Floor = tuple[int, int]
 NO_FLOOR: Floor = (-1, -1)
 
 
+MAX_DESCRIBED = 5
+"""Publications that an error message names."""
+
+
 class BadSelector(ValueError):
     """Not a version number, "latest" or "latest-k"."""
 
@@ -139,10 +143,13 @@ def decision_of(holding: Holding) -> Decision:
 
 def describe(found: dict[Publication, Holding]) -> str:
     """What exists, for the error of a question that nothing answers."""
-    if not found:
-        return "nothing is published"
+    held = [holding for holding in found.values() if holding.slots]
+    if not held:
+        newest = max((h.publication for h in found.values() if h.whole), default=None)
+        gone = f" any more; {newest} was the newest" if newest is not None else ""
+        return f"nothing is published{gone}"
     lines = []
-    for holding in sorted(found.values(), key=lambda h: h.publication, reverse=True)[:5]:
+    for holding in sorted(held, key=lambda h: h.publication, reverse=True)[:MAX_DESCRIBED]:
         missing = [s for s in range(holding.num_shards) if not holding.ready.get(s)]
         state = "whole" if holding.whole else "not whole yet"
         gap = f", no reachable holder of shard {', '.join(map(str, missing))}" if missing else ""

@@ -1,4 +1,4 @@
-"""One handle's protocols, put together: claim, election, calls, references, serving.
+"""One handle's protocols, put together: claim, group, references, serving.
 
 Rules of this file. A `ShardNode` wires machines that each know one concept. It decides in
 which order a verb uses them, what its end and its deadline mean for them, and whom a
@@ -6,7 +6,7 @@ message or an event concerns; all else they decide.
 
     open       claim the slot (slots.py)
     publish    form a generation (election.py), announce the references (publishing.py)
-    ask        form a generation, make the group call (calls.py; leading.py on the leader)
+    ask        form a generation, make the group call (group_part.py)
     hold       announce what a pull is bringing, or brought
     unpublish  withdraw the references, then drain the readers (serving.py)
     close      give everything back
@@ -22,50 +22,23 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from tensorhub_p2p.config import GroupConfig, PullConfig
-from tensorhub_p2p.errors import (
-    GroupBroken,
-    SlotTaken,
-    StateError,
-    TensorHubError,
-    Timeout,
-    VersionConflict,
-)
+from tensorhub_p2p.errors import SlotTaken, StateError, TensorHubError, Timeout, VersionConflict
 from tensorhub_p2p.protocol.admission import FENCED
-from tensorhub_p2p.protocol.calls import CallAnswered, CallFailed, CallMember
-from tensorhub_p2p.protocol.claims import left
-from tensorhub_p2p.protocol.election import (
-    Election,
-    GenerationBroken,
-    GenerationFormed,
-    GroupClaimsRead,
-)
+from tensorhub_p2p.protocol.calls import CallAnswered, CallFailed
+from tensorhub_p2p.protocol.election import GenerationBroken, GenerationFormed, GroupClaimsRead
+from tensorhub_p2p.protocol.explaining import Explanation
+from tensorhub_p2p.protocol.group_part import FOR_GROUP, GroupPart
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
-from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.layout import Layout
-from tensorhub_p2p.protocol.leading import CallLeader
-from tensorhub_p2p.protocol.machine import Outbox, Output, earliest
+from tensorhub_p2p.protocol.machine import Machine, Outbox, Output, earliest
 from tensorhub_p2p.protocol.messages import (
-    CallAsk,
-    CallDone,
-    CallGiveUp,
-    CallOverAck,
-    CallRecord,
-    CallRecorded,
-    CallWithdraw,
     Endpoint,
-    Formed,
-    GenerationRecord,
-    GroupMessage,
-    MemberLeft,
     Message,
     Phase,
-    Propose,
     Question,
     SlotAnswer,
     SlotChallenge,
-    Vote,
 )
-from tensorhub_p2p.protocol.notices import Notices
 from tensorhub_p2p.protocol.numbering import Numbering
 from tensorhub_p2p.protocol.publishing import (
     Aborted,
@@ -75,25 +48,13 @@ from tensorhub_p2p.protocol.publishing import (
     Hidden,
     References,
 )
-from tensorhub_p2p.protocol.records import Liveness, Records, Registers, versions_key
-from tensorhub_p2p.protocol.resolving import DirectoryResolver
+from tensorhub_p2p.protocol.records import Liveness, Records
 from tensorhub_p2p.protocol.running_verb import RunningVerb, Verb
-from tensorhub_p2p.protocol.selection import NO_FLOOR, describe, holdings
+from tensorhub_p2p.protocol.selection import NO_FLOOR
 from tensorhub_p2p.protocol.served import Served
 from tensorhub_p2p.protocol.serving import Drained, ShardServer
 from tensorhub_p2p.protocol.slots import SlotClaimer, SlotEstablished, SlotLost, SlotState
-from tensorhub_p2p.protocol.verbs import (
-    Answer,
-    PublicationLost,
-    StopDigests,
-    VerbId,
-)
-
-TO_LEADER = (CallAsk, CallRecorded, CallDone, CallOverAck, CallWithdraw, CallGiveUp)
-"""What members say to the leader; all other group messages are for the member."""
-
-
-Ticking = SlotClaimer | Election | CallMember | CallLeader | References | ShardServer
+from tensorhub_p2p.protocol.verbs import Answer, PublicationLost, StopDigests, VerbId
 
 
 class ShardNode:
@@ -116,23 +77,17 @@ class ShardNode:
         self.num_shards = num_shards
         self.outbox = Outbox()
         self.claim = SlotClaimer(me, slot, num_shards, records, liveness, group)
-        self.election = Election(me, slot, num_shards, records, liveness, group)
-        self.calls = CallMember(slot, group)
-        self.leader: CallLeader | None = None
-        self.resolver = DirectoryResolver(slot, records, liveness, group, self.election.doubt)
+        self.part = GroupPart(me, slot, num_shards, records, liveness, group, self.outbox)
         self.references = References(me, slot, records, liveness, group, spot=spot)
         self.closed = False
         """Given back, or never opened: the peer may open the slot anew."""
         self.served = Served(slot, pull)
-        self.notices = Notices(slot.group)
         self._lost: SlotTaken | None = None
         self._running = RunningVerb(slot, self.outbox, self._on_end)
         self._numbering = Numbering(slot.group.replica)
-        self._answered: tuple[GenerationRecord, Publication] | None = None
-        """The last answer to a call, and the generation that gave it, until it is finished."""
-        self._exists = ""
-        key = versions_key(slot.group.model)
-        self._existing = Inquiry(records, key, self._note_what_exists)
+        self._explanation = Explanation(
+            slot.group.model, self.claim, self.part, self.references, records, liveness
+        )
         self._liveness = liveness
         self._group = group
         self._pull = pull
@@ -157,7 +112,7 @@ class ShardNode:
         """Announce an own publication. Done(Publication), or VersionConflict, ..."""
 
         def go(now: float) -> None:
-            record = self.election.record
+            record = self.part.election.record
             assert record is not None
             publication = self._numbering.propose(record, version, rewind=rewind)
             why = self._numbering.forbids(publication)
@@ -176,12 +131,12 @@ class ShardNode:
         what = f"{question.verb}({selector}) of model {self.slot.group.model!r}"
 
         def go(now: float) -> None:
-            self.calls.ask(now, question)
+            self.part.calls.ask(now, question)
 
         verb = Verb(number, "ask", deadline, what, go)
         verb.explain_at = deadline - min(0.5, (deadline - now) / 4)
         verb.look_at = now + self._group.look_interval
-        self._exists = ""
+        self._explanation.forget()
         self._in_group(now, verb)
 
     def hold(
@@ -208,32 +163,12 @@ class ShardNode:
         self.references.hold(now, held)
 
     def finish(self, now: float, call: int) -> TensorHubError | None:
-        """The pull of this call succeeded. An error if the group ended the call meanwhile.
-
-        A generation that broke meanwhile has decided the call all the same: what it decided
-        stands, and the next verb is told of its end.
-        """
-        if self._lost is not None:
-            return self._lost
-        if self._answered is None:
-            return self._take_notice(call)
-        (generation, publication), self._answered = self._answered, None
-        if generation != self.calls.generation:
-            self.calls.finished_late(publication)
-        elif not self.calls.succeeded(now, call):
-            return self._take_notice(call)
-        self.election.floor = self.calls.floor
-        return None
-
-    def _take_notice(self, call: int) -> TensorHubError:
-        return self.notices.take() or GroupBroken(
-            f"call {call} of {self.slot.group} ended meanwhile"
-        )
+        """The pull of this call succeeded. An error if the group ended the call meanwhile."""
+        return self._lost or self.part.finish(now, call)
 
     def give_up(self, now: float, call: int, reason: str) -> None:
         """The publication of this call can't be had: void it for the whole group."""
-        if self._answered is not None and self._answered[0] == self.calls.generation:
-            self.calls.give_up(now, call, reason)
+        self.part.give_up(now, call, reason)
 
     def unpublish(self, now: float, number: VerbId, deadline: float) -> None:
         """Withdraw what is published or held. Done(None), or Timeout and it is still there."""
@@ -248,7 +183,7 @@ class ShardNode:
 
     def drop(self, now: float) -> None:
         """What a failed pull left is given up: its references go at once, and its readers."""
-        self.calls.unfinished = NO_FLOOR
+        self.part.calls.unfinished = NO_FLOOR
         self.references.drop(now)
         self._stop_serving(now, "its pull failed")
         self.served.end()
@@ -264,9 +199,7 @@ class ShardNode:
         if held is not None:
             self.outbox.emit(StopDigests(self.slot, held.publication))
         self.references.drop(now)
-        self.election.stop(now)
-        self._stop_leading(now)
-        self.calls.end()
+        self.part.stop(now)
         self.claim.release(now)
         self._drain(now)
 
@@ -287,20 +220,20 @@ class ShardNode:
     def _in_group(self, now: float, verb: Verb) -> None:
         if not self._begin(verb):
             return
-        self.calls.unfinished = NO_FLOOR  # whoever goes on has ended its last pull
+        self.part.calls.unfinished = NO_FLOOR  # whoever goes on has ended its last pull
         if self._lost is not None:
             self._fail(self._lost)
         elif self.claim.state is not SlotState.ESTABLISHED:
             self._fail(StateError(f"{self.slot} is not open: {self.claim.state.value}"))
-        elif self.notices.pending is not None:
+        elif self.part.notices.pending is not None:
             self._fail_with_notice()
-        elif self.election.formed:
+        elif self.part.election.formed:
             self._running.go(now)
         else:
-            self.election.want(now)
+            self.part.election.want(now)
 
     def _fail_with_notice(self) -> None:
-        notice = self.notices.take()
+        notice = self.part.notices.take()
         assert notice is not None
         self._fail(notice)
 
@@ -312,8 +245,8 @@ class ShardNode:
 
     def _on_end(self, verb: Verb, failed: bool) -> None:
         self.closed = self.closed or (failed and verb.name == "open")
-        self.election.rest()
-        self._existing.stop()
+        self.part.election.rest()
+        self._explanation.stop()
 
     @property
     def is_over(self) -> bool:
@@ -329,7 +262,7 @@ class ShardNode:
         """The verb's deadline has passed."""
         verb = self._running.verb
         assert verb is not None
-        reason = self._waiting_for(verb)
+        reason = self._explanation.waiting_for(verb)
         if verb.name == "close" or verb.draining:
             self.served.end()
             self._done(None)
@@ -343,23 +276,11 @@ class ShardNode:
         if verb.name == "open":
             self.claim.release(now)
         elif verb.name == "ask" and verb.go is None:
-            self.calls.withdraw()
+            self.part.calls.withdraw()
         elif verb.name == "publish" and verb.go is None:
             self.references.drop(now)
             self._stop_serving(now, "its publish timed out")
         self._fail(Timeout(f"{verb.what} timed out: {reason}"))
-
-    def _waiting_for(self, verb: Verb) -> str:
-        if verb.name == "open":
-            return self.claim.waiting_for()
-        if verb.name == "unpublish":
-            return f"{self.references.waiting_for()}; it is still published"
-        if verb.go is not None:
-            return self.election.waiting_for()
-        if verb.name == "ask":
-            leader = f"; {self.leader.waiting_for()}" if self.leader is not None else ""
-            return (self._exists or "the group's leader has not answered") + leader
-        return self.references.waiting_for()
 
     # --- serving ---
 
@@ -394,18 +315,17 @@ class ShardNode:
             handler(self, now, item)
 
     def _on_established(self, now: float, event: SlotEstablished) -> None:
-        self.election.established(event.counter)
+        self.part.election.established(event.counter)
         if self._running.is_a("open"):
             self._done(None)
 
     def _on_slot_lost(self, now: float, event: SlotLost) -> None:
         who = self._liveness.name(event.rival)
         self._lost = SlotTaken(
-            f"{self.slot} is held by {who}: {event.reason}. Open another slot, or another replica"
+            f"{self.slot} can't be held: {who} has it ({event.reason}). Open another slot, or "
+            "another replica"
         )
-        self.election.stop(now)
-        self._stop_leading(now)
-        self.calls.end()
+        self.part.stop(now)
         if not self._running.is_a("unpublish"):
             self._fail(self._lost)
 
@@ -416,45 +336,31 @@ class ShardNode:
             self._take(now, item)
 
     def _on_formed(self, now: float, event: GenerationFormed) -> None:
-        old = self.calls.generation
-        self._stop_leading(now)
-        if old is not None:
-            self.notices.generation_ended(
-                old, f"its next generation {event.record.generation} formed"
-            )
-        self.calls.begin(event.record)
-        self.election.floor = self.calls.floor
+        self.part.formed(now, event.record)
         self._numbering.next_generation()
-        self.resolver.generation = event.record.generation
-        if event.record.leader == self.slot.shard:
-            self.leader = CallLeader(self.slot, event.record, self.resolver, self._group)
         self.references.reissue(now, event.record.generation)
-        if self.notices.pending is not None and self._running.needs_its_generation:
+        if self.part.notices.pending is not None and self._running.needs_its_generation:
             self._fail_with_notice()
         self._running.go(now)
 
     def _on_broken(self, now: float, event: GenerationBroken) -> None:
-        self.notices.generation_ended(event.record, event.why)
-        self.calls.broke(now, event.why)
-        if self.leader is not None:
-            self.leader.broke(now)
+        self.part.broke(now, event)
         if (
             self._running.is_a("publish")
             and self.references.held is None
-            and self.notices.pending is not None
+            and self.part.notices.pending is not None
         ):
             # Refused, as a higher generation exists.
             self._fail_with_notice()
 
     def _on_answered(self, now: float, event: CallAnswered) -> None:
-        if self.calls.generation is not None and self._running.is_a("ask"):
+        if self.part.calls.generation is not None and self._running.is_a("ask"):
             decision = event.decision
-            self._answered = (self.calls.generation, decision.publication)
+            self.part.keep_answer(event)
             self._done(Answer(event.call, decision.publication, decision.num_shards))
 
     def _on_call_failed(self, now: float, event: CallFailed) -> None:
-        self.notices.call_over(event)
-        self.election.floor = self.calls.floor
+        self.part.call_failed(event)
         if self._running.is_a("ask"):
             self._fail_with_notice()
 
@@ -475,10 +381,10 @@ class ShardNode:
 
     def _replaced(self, now: float) -> None:
         """An owner knows a higher generation: the end of ours is told, once we know of it."""
-        if self.notices.pending is not None:
+        if self.part.notices.pending is not None:
             self._fail_with_notice()
         else:
-            self.election.doubt(now)
+            self.part.election.doubt(now)
 
     def _conflict(self, publication: Publication, why: str) -> None:
         self._fail(
@@ -518,54 +424,21 @@ class ShardNode:
         Drained: _on_drained,
     }
 
-    def _stop_leading(self, now: float) -> None:
-        if self.leader is not None:
-            self.leader.stop(now)
-            self.leader = None
-
     # --- messages, deaths, time ---
 
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
         if isinstance(message, (SlotChallenge, SlotAnswer)):
             self.claim.receive(now, sender, message)
-        elif isinstance(message, (Propose, Vote, Formed, MemberLeft)):
-            self.election.receive(now, sender, message)
-        elif isinstance(message, GroupMessage):
-            self._receive_call(now, sender, message)
+        elif isinstance(message, FOR_GROUP):
+            self.part.receive(now, sender, message)
         elif self.server is not None:
             self.server.receive(now, sender, message)
         self.pump(now)
 
-    def _receive_call(self, now: float, sender: PeerId, message: GroupMessage) -> None:
-        """Only from the member that it says, of the generation in force (G7)."""
-        record = self.election.record
-        if not self.election.takes_part_in(message.generation):
-            self.outbox.send(sender, left(message))
-        elif record is None or message.generation > record.generation:
-            # We missed `Formed`.
-            self.election.look(now)
-        elif message.generation < record.generation:
-            # The sender did, or it was replaced and finds itself missing.
-            self.outbox.send(sender, Formed(self.slot.group, message.sender_shard, record))
-        elif self._is_member(record, sender, message.sender_shard):
-            self._receive_in_generation(now, sender, message)
-
-    def _receive_in_generation(self, now: float, sender: PeerId, message: GroupMessage) -> None:
-        if self.election.broken and isinstance(message, (CallAsk, CallRecord)):
-            # The sender goes on with what is broken here: it has not heard of it.
-            self.outbox.send(sender, left(message))
-        if not isinstance(message, TO_LEADER):
-            self.calls.receive(now, sender, message)
-        elif self.leader is not None:
-            self.leader.receive(now, sender, message)
-
-    def _is_member(self, record: GenerationRecord, peer: PeerId, shard: int) -> bool:
-        return shard < len(record.members) and record.members[shard].peer == peer
-
     def peer_gone(self, now: float, peer: PeerId) -> None:
         """Membership declared the peer dead, or it left."""
         self.claim.peer_gone(now, peer)
-        self.election.peer_gone(now, peer)
+        self.part.election.peer_gone(now, peer)
         if self.server is not None:
             self.server.forget_peer(now, peer)
         self.pump(now)
@@ -578,7 +451,7 @@ class ShardNode:
     def tick(self, now: float) -> None:
         for machine in self._machines():
             machine.tick(now)
-        self.resolver.tick(now)
+        self.part.resolver.tick(now)
         self.pump(now)
         verb = self._running.verb
         if verb is not None and now >= verb.deadline:
@@ -586,24 +459,19 @@ class ShardNode:
             self.pump(now)
             return
         if self._running.explains(now):
-            self._existing.look(now)
+            self._explanation.look(now)
         if self._running.looks(now, self._group.look_interval):
-            self.election.look(now)
-
-    def _note_what_exists(self, now: float, registers: Registers) -> None:
-        self._exists = describe(holdings(registers, self._liveness.is_gone))
+            self.part.election.look(now)
 
     def next_wakeup(self) -> float | None:
         return earliest(
             *(machine.next_wakeup() for machine in self._machines()),
-            self.resolver.next_wakeup(),
+            self.part.resolver.next_wakeup(),
             self._running.next_wakeup(),
         )
 
-    def _machines(self) -> list[Ticking]:
-        machines: list[Ticking] = [self.claim, self.election, self.calls, self.references]
-        if self.leader is not None:
-            machines.append(self.leader)
-        if self.server is not None:
-            machines.append(self.server)
-        return machines
+    def _machines(self) -> list[Machine | References]:
+        part = self.part
+        always = (self.claim, part.election, part.calls, self.references)
+        at_times = (part.leader, self.server)
+        return [*always, *(machine for machine in at_times if machine is not None)]

@@ -69,6 +69,12 @@ CLAIMED = {SlotState.CLAIMING, SlotState.CONFIRMING, SlotState.CHALLENGING}
 FINAL = {SlotState.TAKEN, SlotState.FENCED, SlotState.RELEASED}
 
 
+REPLACED = (
+    "it claimed the slot after this peer did, or had learnt of a later claim. A peer that started "
+    "alone meets this when it finds its cluster: start it with seeds"
+)
+
+
 class SlotEstablished(Event):
     def __init__(self, counter: int) -> None:
         self.counter = counter
@@ -186,9 +192,7 @@ class SlotClaimer:
         for register, claim in values(registers, SlotClaim):
             others = claim.shard == self.slot.shard and register.writer != self.me
             if others and claim.established and self._beaten_by(register.writer, claim.counter):
-                self._lose(
-                    now, SlotState.FENCED, register.writer, "a newer claim replaced this one"
-                )
+                self._lose(now, SlotState.FENCED, register.writer, REPLACED)
                 return
 
     # --- messages, deaths, time ---
@@ -198,7 +202,7 @@ class SlotClaimer:
             self._challenged(now, sender, message)
         elif isinstance(message, SlotAnswer) and sender in self.rivals:
             if message.holds:
-                self._lose(now, SlotState.TAKEN, sender, "it holds the slot")
+                self._lose(now, SlotState.TAKEN, sender, "it is alive, and says so")
             elif message.counter == self._asked_with():
                 # Its record may stay a while: from now on that claim counts as withdrawn.
                 self._yielded[sender] = self.rivals.pop(sender)

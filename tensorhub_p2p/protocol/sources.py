@@ -1,7 +1,8 @@
 """One source of one pull, as the puller sees it: its state, what it has, how it does.
 
 Rule of this file. A `Source` is what the swarm remembers about one holder; it decides
-nothing and sends nothing. Which source is asked, and for what, is decided in swarm.py.
+nothing and sends nothing. Which source is asked is decided in courting.py, and what is
+fetched from it in dispatch.py.
 
     known    --asked-->                         asking
     asking   --offer-->                         open (granted) or waiting (its slots are full)

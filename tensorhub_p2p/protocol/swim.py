@@ -2,9 +2,10 @@
 
 Rules of this file. It holds the peer's opinion of everyone and spreads it. What beats
 what is members.py's rule, who is silent probing.py's, how long a suspect may still refute
-suspicion.py's, what rides on which message dissemination.py's, and where to look for the
-lost seeds.py's. It knows nothing of rings, groups or versions; version hints pass through.
-The zone of a member is stored and not acted upon: there is one pool.
+suspicion.py's, what rides on which message dissemination.py's, when whole views are
+exchanged anti_entropy.py's, and where to look for the lost seeds.py's. It knows nothing of
+rings, groups or versions; version hints pass through. The zone of a member is stored and
+not acted upon: there is one pool.
 
 Theory of operation. States of a member, and what leads from one to the next:
 
@@ -20,12 +21,10 @@ this peer is slow itself, and nobody counts the Nacks. Own pauses (below) do par
 
 Messages. `Ping`, `PingRequest`, `Ack`, `Nack` probe, and carry rumours. `Gossip` goes to
 `gossip_nodes` random members every `gossip_interval` while there is news; the first news
-after a calm leaves at once. `PushPull` and its reply exchange whole views: to join, with a
-random member every `push_pull_interval`, with strangers and the lost, and when the
-fingerprint on an Ack shows that two views differ though no more news is on its way: gossip
-misses some peer now and then, and this finds the gap within seconds. Whoever writes to a
-peer that it suspects, or holds for dead, tells it so first (Lifeguard's buddy system), and
-a peer never believes its own death: it refutes with a higher incarnation.
+after a calm leaves at once. `PushPull` and its reply exchange whole views
+(anti_entropy.py). Whoever writes to a peer that it suspects, or holds for dead, tells it
+so first (Lifeguard's buddy system), and a peer never believes its own death: it refutes
+with a higher incarnation.
 
 A view is older than gossip: a death that it reports of a member that is reachable here
 opens a suspicion only. So healed halves, each of which holds the other for dead, find
@@ -45,18 +44,17 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import islice
 from typing import Any
 
 import msgspec
 
 from tensorhub_p2p.config import SwimConfig
+from tensorhub_p2p.protocol.anti_entropy import AntiEntropy
 from tensorhub_p2p.protocol.dissemination import Dissemination, retransmit_limit
 from tensorhub_p2p.protocol.hints import Hints
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
-from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
+from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.members import Members, MemberView, fingerprint, rank
 from tensorhub_p2p.protocol.messages import (
     Ack,
@@ -74,71 +72,21 @@ from tensorhub_p2p.protocol.messages import (
 from tensorhub_p2p.protocol.probing import Prober
 from tensorhub_p2p.protocol.seeds import Seeds
 from tensorhub_p2p.protocol.suspicion import Suspicions
+from tensorhub_p2p.protocol.swim_events import (
+    Evidence,
+    Joined,
+    Left,
+    MemberChanged,
+    MemberForgotten,
+    NewerVersion,
+    Refuted,
+    SeedIsSelf,
+)
 
 MAX_INCARNATION = 1 << 53
 """No honest peer refutes that often; a higher one can't be raised on the wire for ever."""
 RECENT_DEAD = 64
 """Of the recently dead, this many are candidates for gossip."""
-
-
-class Evidence(Enum):
-    """What the connections tell of a peer, faster than probes can."""
-
-    DISCONNECTED = auto()
-    """A connection closed without a goodbye: a reason to probe at once, no more."""
-    CONNECTION_REFUSED = auto()
-    """Nobody listens where it did: its process is almost surely gone."""
-
-
-@dataclass(frozen=True)
-class MemberChanged(Event):
-    """A member came, or its status changed. `old` is None for a newcomer."""
-
-    member: MemberView
-    old: Status | None
-
-
-@dataclass(frozen=True)
-class MemberForgotten(Event):
-    """A member dead or left for so long that it isn't looked for any more."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True)
-class Joined(Event):
-    """A seed answered; `peer` is who. Once in a peer's life."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True)
-class SeedIsSelf(Event):
-    """This seed address leads back to this very peer."""
-
-    address: str
-
-
-@dataclass(frozen=True)
-class Refuted(Event):
-    """Others held this peer for something else than alive; it said otherwise."""
-
-    incarnation: int
-    claim: Status
-
-
-@dataclass(frozen=True)
-class NewerVersion(Event):
-    """Somebody knows of a newer version of this model than this peer did."""
-
-    model: str
-    epoch: int
-    version: int
-
-
-@dataclass(frozen=True)
-class Left(Event):
-    """The goodbye is on its way, in the outbox before this event; the machine is silent now."""
 
 
 class Swim:
@@ -159,11 +107,11 @@ class Swim:
         self._rumours: Dissemination[PeerId, Rumour] = Dissemination()
         self._hints = Hints(config.max_hinted_models)
         self._seeds = Seeds(config, rng, self._members)
+        self._views = AntiEntropy(
+            info, self.view, self._members, self._hints, config, rng, self.outbox
+        )
         self._next_gossip: float | None = None
         """When the next round may be; None before the first call."""
-        self._next_push_pull: float | None = None
-        self._next_introduction = -math.inf
-        self._next_comparison = -math.inf
         self._last_call: float | None = None
         self._planned: float | None = None
         self._alive: tuple[PeerId, ...] | None = None
@@ -189,7 +137,7 @@ class Swim:
         handler(now, sender, message)
         if self._incarnation > incarnation:
             self._send(sender, Gossip())
-        self._introduce(now, sender)
+        self._views.introduce(now, sender)
         self._finish(now)
 
     def tick(self, now: float) -> None:
@@ -198,15 +146,14 @@ class Swim:
             return
         self._notice_pause(now)
         for address in self._seeds.due(now):
-            self._dial(address)
+            self._views.dial(address, joining=not self._seeds.joined)
         for peer in self._members.forget_gone(now - self._config.forget_dead_after):
             self.outbox.emit(MemberForgotten(peer))
         for peer in self._prober.tick(now):
             self._accuse(now, peer)
         for peer in self._suspicions.take_due(now):
             self._declare_dead(now, peer)
-        if self._next_push_pull is not None and now >= self._next_push_pull:
-            self._exchange_views(now)
+        self._views.tick(now)
         if self._gossip_pending() and (self._next_gossip is None or now >= self._next_gossip):
             self._gossip(now)
         self._finish(now)
@@ -220,7 +167,7 @@ class Swim:
             self._suspicions.next_deadline(),
             self._seeds.next_wakeup(),
             self._next_gossip if self._gossip_pending() else None,
-            self._next_push_pull if self._members.num_reachable else None,
+            self._views.next_wakeup(),
         )
 
     # -- commands --
@@ -326,7 +273,8 @@ class Swim:
     def _on_ack(self, now: float, sender: PeerId, message: Ack) -> None:
         self._prober.acked(sender, message)
         self._hear_all(now, message.rumours)
-        self._compare(now, sender, message.fingerprint)
+        if not self._rumours:
+            self._views.compare(now, sender, self._fingerprint(), message.fingerprint)
 
     def _on_nack(self, now: float, sender: PeerId, message: Nack) -> None:
         """The relay is alive, which its rumours say better; the probe runs on."""
@@ -348,8 +296,7 @@ class Swim:
             self._clear_address(now, message.info)
         self._absorb(now, message.view, sender)
         self._hear_hints(message.hints)
-        view, hints = self._view_for(sender), self._hints.newest()
-        self.outbox.send(sender, PushPullReply(self.me, view, hints, message.dialled))
+        self._views.reply(sender, message.dialled)
 
     def _on_push_pull_reply(self, now: float, sender: PeerId, message: PushPullReply) -> None:
         if message.info.peer_id != sender or sender == self.me.peer_id:
@@ -432,10 +379,9 @@ class Swim:
     def _welcome(self, now: float, peer: PeerId, *, returned: bool) -> None:
         """A newcomer, or one that was held for dead: who knows what else it missed."""
         self._prober.admit(now, peer)
-        if self._next_push_pull is None:
-            self._next_push_pull = now + self._push_pull_pause()
+        self._views.start(now)
         if returned:
-            self._push_pull_with(peer)
+            self._views.exchange_with(peer)
 
     def _suspect(self, now: float, rumour: Rumour) -> None:
         members = self._members.num_reachable + 1
@@ -526,49 +472,9 @@ class Swim:
         members = self._members.num_reachable + 1
         return retransmit_limit(self._config.retransmit_multiplier, members)
 
-    def _exchange_views(self, now: float) -> None:
-        self._next_push_pull = now + self._push_pull_pause()
-        for peer in self._members.sample(self._rng, 1):
-            self._push_pull_with(peer)
-
-    def _push_pull_with(self, peer: PeerId) -> None:
-        view, hints = self._view_for(peer), self._hints.newest()
-        self.outbox.send(peer, PushPull(self.me, view, hints=hints))
-
-    def _view_for(self, peer: PeerId) -> tuple[Rumour, ...]:
-        """The own view, and what is on its addressee's tombstone, for it to refute."""
-        last = self._members.rank(peer)
-        if last is None or peer in self._members:
-            return self.view()
-        return (*self.view(), Rumour(peer, *last))
-
-    def _push_pull_pause(self) -> float:
-        return self._config.push_pull_interval * self._rng.uniform(0.5, 1.5)
-
-    def _dial(self, address: str) -> None:
-        """Knock where a seed, or a member held for dead, may be."""
-        joining = not self._seeds.joined
-        self.outbox.send_to(
-            address, PushPull(self.me, self.view(), joining, self._hints.newest(), address)
-        )
-
     def _fingerprint(self) -> int:
         own = fingerprint(self.me.peer_id, (self._incarnation, Status.ALIVE))
         return self._members.fingerprint ^ own
-
-    def _compare(self, now: float, sender: PeerId, theirs: int) -> None:
-        """Views that differ when all has been said are exchanged, but not in storms."""
-        if theirs in (0, self._fingerprint()) or self._rumours or now < self._next_comparison:
-            return
-        self._next_comparison = now + self._config.mismatch_interval
-        self._push_pull_with(sender)
-
-    def _introduce(self, now: float, sender: PeerId) -> None:
-        """A stranger writes, so it knows this peer: exchange views, but never in storms."""
-        if sender in self._members or sender == self.me.peer_id or now < self._next_introduction:
-            return
-        self._next_introduction = now + self._config.gossip_interval
-        self._push_pull_with(sender)
 
     # -- own pauses --
 
@@ -582,8 +488,7 @@ class Swim:
             return
         self._suspicions.postpone(gap)
         self._prober.restart(now)
-        if self._next_push_pull is not None:
-            self._next_push_pull = now
+        self._views.hasten(now)
 
 
 def _bare(rumour: Rumour) -> Rumour:

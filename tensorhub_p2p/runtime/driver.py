@@ -25,7 +25,7 @@ from tensorhub_p2p.protocol.machine import Event
 from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.protocol.node import Node
 from tensorhub_p2p.protocol.serving import DigestsWanted
-from tensorhub_p2p.protocol.swim import (
+from tensorhub_p2p.protocol.swim_events import (
     Evidence,
     Joined,
     MemberChanged,

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from tensorhub_p2p.errors import AuthenticationError, JoinError
 from tensorhub_p2p.runtime.addresses import dialable, parse
 from tensorhub_p2p.runtime.driver import Driver
+from tensorhub_p2p.runtime.monitor import Fact
 
 _logger = logging.getLogger(__name__)
 
@@ -75,9 +76,12 @@ def _raise_if_refused(driver: Driver, seeds: Sequence[str]) -> None:
 
 
 def _why_not(driver: Driver, cluster: str, seeds: Sequence[str], timeout: float) -> str:
-    seen = "; ".join(f"{seed}: {driver.links.describe(seed)}" for seed in seeds)
-    return (
-        f"no seed of cluster {cluster!r} answered within {timeout:g} s ({seen}). A seed that is "
-        "connected but silent belongs to a cluster of another name, or can't reach this peer "
-        f"back at {driver.info.addresses[0]}"
-    )
+    seen = {seed: driver.links.describe(seed) for seed in seeds}
+    told = "; ".join(f"{seed}: {what}" for seed, what in seen.items())
+    hint = "Check the addresses, and that the seeds are running"
+    if any(what.startswith(Fact.UP.value) for what in seen.values()):
+        hint = (
+            "A seed that is connected but silent belongs to a cluster of another name, or can't "
+            f"reach this peer back at {driver.info.addresses[0]}"
+        )
+    return f"no seed of cluster {cluster!r} answered within {timeout:g} s ({told}). {hint}"

@@ -168,4 +168,5 @@ def test_a_version_that_was_decided_for_stays_until_it_was_pulled(peer: StartPee
     with ThreadPoolExecutor() as threads:
         published = threads.submit(publish)
         reached = [threads.submit(replicate, rollout) for rollout in (1, 2)]
-        assert all(10 < each.result(60) <= published.result(60) for each in reached)
+        # How far they get depends on luck; that nothing decided for is lost does not.
+        assert all(0 < each.result(60) <= published.result(60) for each in reached)
