@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from tensorhub_p2p.errors import LayoutMismatch, PeerClosed, StateError
+from tensorhub_p2p.errors import LayoutMismatch, PeerClosed, StateError, Timeout
 from tensorhub_p2p.options import check_timeout, checked_integer
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.protocol.messages import Question
@@ -71,6 +71,8 @@ class ShardHandle:
         """What others may read of this handle at present."""
         self._holds: Publication | None = None
         """What the registered tensors are, whole and verified."""
+        self._stalled = 0.0
+        """Seconds for which attempts at the failed call got nothing, one after the other."""
         self._failed: Answer | None = None
         """The call whose pull failed last, as long as it may be asked again."""
         self._pull: PullRun | None = None
@@ -269,8 +271,13 @@ class ShardHandle:
             self._become(TORN)
         # What was verified is served on, until the handle's next verb.
         self._exported = pull.exported or self._exported
+        again = self._failed == answer and not pull.moved
+        self._stalled = (self._stalled if again else 0.0) + pull.lasted
         self._failed = answer
-        if pull.unavailable:
+        # Many short attempts must find out that it can't be had, as one long one does.
+        limit = self._driver.config.pull.unavailable_after
+        in_vain = isinstance(error, Timeout) and not pull.moved and self._stalled >= limit
+        if pull.unavailable or in_vain:
             self._give_up(answer, error)
 
     def _leave_failed_call(self) -> None:
@@ -430,7 +437,8 @@ class ShardHandle:
         self._become(REGISTERED)
 
     def _misfit(self, verb: str) -> StateError:
-        if self._state is HandleState.CLOSED and not self._driver.running:
+        peer_closed = self._driver.closing or not self._driver.running
+        if self._state is HandleState.CLOSED and peer_closed:
             return PeerClosed(f"{verb}() on {self._slot}: its peer is closed, start a new Peer")
         needs = NEEDS[self._state]
         if verb == "register":

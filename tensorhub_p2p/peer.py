@@ -191,7 +191,7 @@ class Peer:
         with self._closing:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = self._driver.closing = True
         deadline = time.monotonic() + timeout
         driver = self._driver
         try:

@@ -405,3 +405,21 @@ def test_the_same_seed_gives_the_same_history() -> None:
         return [(peer, [repr(e) for e in events]) for peer, events in cluster.events.items()]
 
     assert history() == history()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_those_who_join_later_hear_of_a_death_from_those_who_never_met_the_dead(seed: int) -> None:
+    """Otherwise the records of the dead would be a ghost's, waited for for ever."""
+    cluster = Cluster(seed, size=3)
+    dead, first, second = cluster.peers[2], *cluster.peers[:2]
+    cluster.crash(dead)
+    assert cluster.network.run_until(lambda: cluster.status(dead) == [Status.DEAD] * 2, 60)
+    middle = cluster.start()
+    assert cluster.network.run_until(cluster.agree, REPAIR)
+    for old in (first, second):
+        cluster.swims[old].leave(cluster.network.now)
+        cluster.network.settle(old)
+        cluster.crash(old)
+    late = cluster.start(seeds=cluster.swims[middle].me.addresses)
+    assert cluster.network.run_until(cluster.agree, REPAIR)
+    assert cluster.swims[late].status(dead) is Status.DEAD

@@ -26,11 +26,15 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import mmh3
 
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.messages import Rumour, Status
+
+TOMBSTONES_TOLD = 1024
+"""Tombstones in a view: who joins later must learn of those whose records are still about."""
 
 GONE = frozenset({Status.DEAD, Status.LEFT})
 """States of those that are no members any more; all others count as reachable."""
@@ -98,6 +102,11 @@ class Members:
 
     def get(self, peer: PeerId) -> MemberView | None:
         return self._views.get(peer)
+
+    def buried(self) -> Iterator[tuple[PeerId, Rank]]:
+        """Those of whom only a tombstone is left, the newest `TOMBSTONES_TOLD` of them."""
+        newest = islice(reversed(self._tombstones.items()), TOMBSTONES_TOLD)
+        return ((peer, last) for peer, last in newest if peer not in self._views)
 
     def rank(self, peer: PeerId) -> Rank | None:
         """The highest claim about a peer, also when only a tombstone is left of it."""

@@ -253,11 +253,16 @@ class Swim:
         return self._members.is_reachable(peer)
 
     def view(self) -> tuple[Rumour, ...]:
-        """The own opinion of everyone, this peer first, as `absorb` takes it."""
+        """The own opinion of everyone, this peer first, as `absorb` takes it.
+
+        Tombstones included: a newcomer that never heard of a death would wait for the dead
+        whose records it finds.
+        """
         status = Status.LEFT if self._left else Status.ALIVE
         return (
             self._claim(status),
             *(Rumour(v.peer_id, v.incarnation, v.status, v.info) for v in self._members),
+            *(Rumour(peer, *last) for peer, last in self._members.buried()),
         )
 
     # -- messages --

@@ -131,6 +131,8 @@ class Driver:
         """Digests that pulls learn, to be served on."""
         self.verified = Batch(self.control.post, self.node.verified)
         """Chunks that pulls verified, to be served on."""
+        self.closing = False
+        """The peer is being closed: its handles are not to be used any more."""
         self._guard = ForkGuard("this peer", (self.transports,))
         self.control.start()
 
@@ -182,17 +184,22 @@ class Driver:
     def verb(self, timeout: float, start: Start) -> Running:
         """Run a verb of the node: `start(now, number, deadline)` begins it."""
         running = self._verbs.expect()
+        self._hand_over(running, timeout, start)
+        return running
+
+    def _hand_over(self, running: Running, timeout: float, start: Start) -> None:
         try:
             self.control.post(lambda now: self._verbs.begin(now, timeout, start, running.number))
         except BaseException:
             self._verbs.forget(running.number)
             raise
-        return running
 
     def run(self, slot: Slot, timeout: float, start: Start) -> Any:
         """Run a verb of this slot to its end; a wait that is interrupted (Ctrl-C) ends it too."""
-        running = self.verb(timeout, start)
+        running = self._verbs.expect()
+        # A signal may come between any two steps, also when the verb was handed over already.
         try:
+            self._hand_over(running, timeout, start)
             return running.future.result()
         except BaseException:
             if not running.future.done():

@@ -58,7 +58,8 @@ class PullRun(Hooks):
         self._driver = driver
         self._slot = slot
         self._answer = answer
-        self._deadline = time.monotonic() + timeout
+        self._started = time.monotonic()
+        self._deadline = self._started + timeout
         self._give_up_old: Callable[[float], None] = lambda _timeout: None
         self._announced: Running | None = None
         self._registering = 0.0
@@ -110,6 +111,16 @@ class PullRun(Hooks):
                 driver.unfollow(follow)
         self._settle_announcement()
         return self._finish()
+
+    @property
+    def moved(self) -> bool:
+        """Some chunk came."""
+        return self._pull.outcome().bytes > 0
+
+    @property
+    def lasted(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._started
 
     def cancel(self) -> None:
         """From another thread: end the pull with PeerClosed."""

@@ -403,3 +403,48 @@ def test_a_stopped_member_holds_nobody_up(team: Callable[..., Team]) -> None:
     idle.do(steps.open_shard, "another")
     assert idle.do(steps.replicate, "latest").version == 3
     t.assert_no_faults()
+
+
+def test_control_c_just_after_a_verb_was_handed_over_ends_it_too(
+    peer: Callable[..., th.Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = peer().open("m", replica="alone")
+    handle.register(blank(1, 1000))
+    control = handle._driver.control
+    post = control.post
+
+    def interrupted(function: Callable[[float], object]) -> None:
+        post(function)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "post", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait_for(7, timeout=60)
+    handle.publish(1)
+    assert handle.wait_for(0, timeout=10) == 1
+
+
+def test_short_attempts_in_vain_find_out_that_a_version_cannot_be_had(
+    team: Callable[..., Team],
+) -> None:
+    """As one long attempt would; otherwise a group that retries quickly is stuck with it."""
+    t = team(3)
+    trainer, puller, _ = t.workers
+    for worker, replica in zip(t.workers[:2], ("trainer", "puller"), strict=True):
+        worker.do(steps.open_shard, replica, **BIG)
+    trainer.do(steps.publish, 1)
+    puller.begin(steps.replicate_pausing, 1)
+    puller.wait_paused("in the middle of the pull")
+    trainer.kill()
+    puller.signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        puller.finish()
+    for _ in range(30):
+        with pytest.raises((th.Timeout, th.VersionUnavailable)) as caught:
+            puller.do(steps.replicate, 1, 0.5)
+        if "call 2 of" in str(caught.value):  # call 1 was given up, and the next one asked
+            break
+    else:
+        pytest.fail(f"it is still bound to the version: {caught.value}")
+    t.assert_no_faults()
