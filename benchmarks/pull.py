@@ -241,7 +241,7 @@ def small(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
         Figure("peak extra memory of that", extra / MIB, "MiB", ("<=", 64.0)),
     ]
     seen.values["flat"] = seen.values.pop("bare")
-    figures[0].detail = '("bare" is one tensor of the same total, pulled)'
+    figures[0].detail = '"bare" is one tensor of the same total, pulled'
     return figures, seen
 
 
