@@ -237,9 +237,9 @@ class ControlThread:
             raise
         except Exception as fault:
             self._ticks_from = time.monotonic() + _PAUSE_AFTER_FAULT
+            _logger.exception("fault in the control thread of peer %s", self.links.me)
             self.faults.append(fault)
             self.fault_count += 1
-            _logger.exception("fault in the control thread of peer %s", self.links.me)
 
     def _end(self) -> None:
         """The last thing done: nobody may be left waiting, and no socket open."""
