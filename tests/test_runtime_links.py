@@ -97,7 +97,7 @@ def test_another_clusters_messages_are_dropped_and_counted() -> None:
         a.ping(b.address)
         eventually(lambda: b.links.counters["dropped: another cluster"] == 1, "it is counted")
         assert b.machine.got.empty()
-        assert "connected" in a.links.describe(b.address)
+        eventually(lambda: "connected" in a.links.describe(b.address), "it is told")
 
 
 def test_a_message_for_the_previous_peer_at_a_reused_address_is_dropped() -> None:

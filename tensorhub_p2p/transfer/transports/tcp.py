@@ -257,8 +257,13 @@ class TcpReader(Reader):
             self._arm(deadline)
             end = start + length
             while start < end:
-                step = min(STEP_BYTES, end - start)
-                self._step(into.pieces(start, step), step, deadline, hasher)
+                # A big tensor's part of the range in one call, anything else step by step.
+                iov = into.pieces(start, end - start, 1)
+                step = iov[1]
+                if step < STEP_BYTES or self._tls:
+                    step = min(STEP_BYTES, end - start)
+                    iov = into.pieces(start, step)
+                self._step(iov, step, deadline, hasher)
                 start += step
 
     @contextlib.contextmanager
