@@ -135,6 +135,25 @@ def replicate_pausing(
         PullRun.held = plain  # type: ignore[method-assign]
 
 
+def replicate_pausing_at_first(
+    world: World, version: int | str = "latest", timeout: float = 30.0, name: str = ""
+) -> th.Pull:
+    """The same, pausing before the first byte, when the old version was given up already."""
+    from tensorhub_p2p.runtime.pulling import PullRun
+
+    plain = PullRun.begin
+
+    def begin(self: PullRun, into: Any) -> None:
+        plain(self, into)
+        world.pause("before the first byte")
+
+    PullRun.begin = begin  # type: ignore[method-assign]
+    try:
+        return replicate(world, version, timeout, name)
+    finally:
+        PullRun.begin = plain  # type: ignore[method-assign]
+
+
 def wait_for(world: World, newer_than: int, timeout: float = 30.0, name: str = "") -> int:
     version: int = world.handles[name].wait_for(newer_than, timeout)
     return version

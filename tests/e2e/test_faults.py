@@ -91,8 +91,8 @@ def test_when_the_only_source_dies_the_pull_fails_and_another_version_works(
     for worker, replica in ((trainer, "trainer"), (puller, "puller"), (other, "other")):
         worker.do(steps.open_shard, replica, **BIG)
     trainer.do(steps.publish, 1)
-    puller.begin(steps.replicate_pausing, 1)
-    puller.wait_paused("in the middle of the pull")
+    puller.begin(steps.replicate_pausing_at_first, 1)
+    puller.wait_paused("before the first byte")
     trainer.kill()
     puller.go_on()
     with pytest.raises(th.VersionUnavailable, match=r"version 1 by trainer.*chunks"):
