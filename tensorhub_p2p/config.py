@@ -50,7 +50,8 @@ class SwimConfig(Checked):
     retransmit_multiplier: int = 4
     """A rumour is sent this × ⌈log10(N+1)⌉ times."""
     push_pull_interval: float = 30.0
-    """Seconds between two full exchanges with a random member."""
+    """Seconds between two comparisons of views with a random member, up to 32 members; above,
+    it grows by as much again with each doubling (memberlist's scaling)."""
     max_rumour_bytes: int = 1200
     """Bytes of rumours on one message."""
     mismatch_interval: float = 2.0
@@ -59,8 +60,19 @@ class SwimConfig(Checked):
     """Seconds during which the dead are remembered and re-dialled, so that halves rejoin."""
     suspicion_confirmations: int = 3
     """Independent confirmations that bring a suspicion to its shortest (Lifeguard's K)."""
-    refused_suspicion: float = 0.5
+    refused_suspicion: float = 0.25
     """Seconds left to refute once a re-dial was refused: the process is almost surely gone."""
+    unreachable_suspicion: float = 1.5
+    """Seconds left to refute once a watch was lost and nothing answered its re-dials."""
+    unresponsive_limit: float = 60.0
+    """Seconds for which sockets that answer keep a silent member from being declared dead."""
+    watched_neighbours: int = 3
+    """Members to whose sockets a peer keeps a standing connection, to see them end."""
+    max_local_health: int = 8
+    """Timeouts of a peer that is slow itself grow up to this many times (Lifeguard's S)."""
+    doubt_limit: float = 30.0
+    """Seconds for which a peer that hears nobody at all holds its verdicts: it may be the one
+    that is cut off."""
     gossip_to_dead_for: float = 30.0
     """Seconds for which a member declared dead still gets gossip, to learn of it and refute."""
     leave_fanout: int = 8
@@ -73,6 +85,10 @@ class SwimConfig(Checked):
     """Seconds by which a wake-up must be late to count as an own pause, which holds verdicts."""
     max_hint_bytes: int = 600
     """Bytes of version hints on one message; apart from rumours, so that neither starves."""
+    max_summary_bytes: int = 2400
+    """Bytes of zone summaries on one message."""
+    max_zones: int = 256
+    """Zones whose summary is remembered; those of further ones are dropped."""
     max_hinted_models: int = 4096
     """Models whose newest version is remembered; hints of further ones are dropped."""
     max_members: int = 20_000
@@ -86,6 +102,61 @@ class SwimConfig(Checked):
             raise ConfigError(
                 f"SwimConfig.probe_timeout = {self.probe_timeout}: must be below "
                 f"probe_interval = {self.probe_interval}"
+            )
+
+
+WIDE_AREA = SwimConfig(
+    probe_interval=5.0,
+    probe_timeout=3.0,
+    suspicion_multiplier=6.0,
+    gossip_interval=0.5,
+    gossip_nodes=4,
+    push_pull_interval=60.0,
+    gossip_to_dead_for=60.0,
+    mismatch_interval=5.0,
+    refused_suspicion=2.0,
+    unreachable_suspicion=5.0,
+    join_retry=2.0,
+)
+"""Membership among the gateways of all zones. Source: memberlist's WAN defaults; the times
+that it doesn't have are as many round trips of a far network as the LAN's are of a near one."""
+
+
+@dataclass(frozen=True)
+class ZonesConfig(Checked):
+    """How zones speak with each other."""
+
+    gateways: int = 2
+    """Peers that speak for a zone at a time."""
+    named: int = 4
+    """Peers named in a zone's summary: its gateways, then those next in line, so that others
+    still find the zone when all its gateways die at once."""
+    settle_seconds: float = 10.0
+    """Seconds for which a member must have been alive before it becomes a gateway, if there
+    are others that were."""
+    linger_seconds: float = 15.0
+    """Seconds after which a gateway that others have replaced stops being one; above
+    `settle_seconds`, so that one that was suspected for a moment stays."""
+    review_interval: float = 1.0
+    """Seconds after which it is looked again who is a gateway, changes or not."""
+    summary_interval: float = 1.0
+    """Shortest time, in seconds, between two summaries that a zone writes."""
+    takeover_seconds: float = 5.0
+    """Seconds for which the summary of another writer that still lives is left as it is."""
+    alone_after: float = 3.0
+    """Seconds for which a peer that knows no member of its zone looks for one before it starts
+    the zone itself."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.gateways <= self.named <= 8:
+            raise ConfigError(
+                f"ZonesConfig.named = {self.named}: must be from gateways = {self.gateways} to 8"
+            )
+        if self.linger_seconds <= self.settle_seconds:
+            raise ConfigError(
+                f"ZonesConfig.linger_seconds = {self.linger_seconds}: must be above "
+                f"settle_seconds = {self.settle_seconds}"
             )
 
 
@@ -220,6 +291,8 @@ class Config:
     """All of it. Pass as `Peer(config=...)`."""
 
     swim: SwimConfig = field(default_factory=SwimConfig)
+    wan: SwimConfig = WIDE_AREA
+    zones: ZonesConfig = field(default_factory=ZonesConfig)
     directory: DirectoryConfig = field(default_factory=DirectoryConfig)
     group: GroupConfig = field(default_factory=GroupConfig)
     pull: PullConfig = field(default_factory=PullConfig)

@@ -15,7 +15,8 @@ remains: identity and rank. A death that is the first news of a peer leaves just
 the tombstone.
 
 The fingerprint of a view is the XOR of one hash per reachable member and its rank, so that
-peers whose views agree find that out from 8 bytes.
+peers whose views agree find that out from 8 bytes. It is kept for each of `PARTS` parts into
+which a hash of the PeerIds cuts the view, so that peers whose views differ find out where.
 
 Bounds: `max_members` entries; when full, the longest gone make room, else newcomers are
 refused. As many tombstones; the oldest go first.
@@ -24,8 +25,9 @@ refused. As many tombstones; the oldest go first.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
 import mmh3
@@ -36,13 +38,16 @@ from tensorhub_p2p.protocol.messages import Rumour, Status
 TOMBSTONES_TOLD = 1024
 """Tombstones in a view: who joins later must learn of those whose records are still about."""
 
+PARTS = 64
+"""Into how many parts a view is cut for comparing."""
+
 GONE = frozenset({Status.DEAD, Status.LEFT})
 """States of those that are no members any more; all others count as reachable."""
 
 Rank = tuple[int, Status]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MemberView:
     """One member as this peer sees it; `since` is when it learnt of this status."""
 
@@ -69,9 +74,16 @@ def rank(rumour: Rumour) -> Rank:
     return (rumour.incarnation, rumour.status)
 
 
-def fingerprint(peer: PeerId, last: Rank) -> int:
+@lru_cache(maxsize=65536)
+def fingerprint(peer: PeerId, incarnation: int, status: Status) -> int:
     """One member's part of a view's fingerprint: 64 bits."""
-    return mmh3.hash64(f"{peer}/{last[0]}/{last[1].value}", signed=False)[0]
+    return mmh3.hash64(f"{peer}/{incarnation}/{status.value}", signed=False)[0]
+
+
+@lru_cache(maxsize=65536)
+def part_of(peer: PeerId) -> int:
+    """Which part of a view is about this peer."""
+    return mmh3.hash64(peer, signed=False)[1] % PARTS
 
 
 class Members:
@@ -85,11 +97,22 @@ class Members:
         """Where in `_reachable`, so that removal takes no search."""
         self._gone: dict[PeerId, None] = {}
         """Dead or left, the longest gone first."""
-        self._at: dict[str, dict[PeerId, None]] = {}
+        self._at: dict[str, tuple[PeerId, ...]] = {}
         """By preferred address."""
         self._tombstones: dict[PeerId, Rank] = {}
         self.fingerprint = 0
         """Of all reachable members."""
+        self.part_fingerprints = [0] * PARTS
+
+    def adopt(self, views: Sequence[MemberView], without: PeerId) -> None:
+        """Fill an empty table at once with reachable members, all but one of them."""
+        self._views = {view.info.peer_id: view for view in views}
+        del self._views[without]
+        self._reachable = list(self._views)
+        self._place = {peer: place for place, peer in enumerate(self._reachable)}
+        for view in self._views.values():
+            self._at[view.info.addresses[0]] = (view.info.peer_id,)
+            self._mix(view)
 
     def __len__(self) -> int:
         return len(self._views)
@@ -120,6 +143,10 @@ class Members:
     def num_reachable(self) -> int:
         return len(self._reachable)
 
+    def reachable(self) -> Sequence[PeerId]:
+        """All reachable members, in no particular order; not to be changed."""
+        return self._reachable
+
     def sample(
         self, rng: random.Random, size: int, without: Collection[PeerId] = ()
     ) -> list[PeerId]:
@@ -130,6 +157,10 @@ class Members:
     def at(self, address: str) -> list[MemberView]:
         """Members whose preferred address this is, gone ones included."""
         return [self._views[peer] for peer in self._at.get(address, ())]
+
+    def of_parts(self, parts: Collection[int]) -> Iterator[MemberView]:
+        """Members, gone ones too, that these parts of the view are about."""
+        return (view for peer, view in self._views.items() if part_of(peer) in parts)
 
     def gone(self) -> Iterator[MemberView]:
         """Dead or left, the most recent first."""
@@ -147,10 +178,11 @@ class Members:
         old = self._views.get(peer)
         for each in (old, view):
             if each is not None and each.is_reachable:
-                self.fingerprint ^= fingerprint(peer, each.rank)
+                self._mix(each)
         self._views[peer] = view
-        for address in view.info.addresses[:1]:
-            self._at.setdefault(address, {})[peer] = None
+        if old is None:
+            for address in view.info.addresses[:1]:
+                self._at[address] = (*self._at.get(address, ()), peer)
         self._gone.pop(peer, None)
         if view.is_reachable:
             self._enter(peer)
@@ -189,10 +221,19 @@ class Members:
         view = self._views.pop(peer)
         del self._gone[peer]
         for address in view.info.addresses[:1]:
-            del self._at[address][peer]
-            if not self._at[address]:
+            others = tuple(other for other in self._at[address] if other != peer)
+            if others:
+                self._at[address] = others
+            else:
                 del self._at[address]
         self.bury(peer, view.rank)
+
+    def _mix(self, view: MemberView) -> None:
+        """Into the fingerprints, or out of them: XOR is its own inverse."""
+        peer = view.info.peer_id
+        mixed = fingerprint(peer, view.incarnation, view.status)
+        self.fingerprint ^= mixed
+        self.part_fingerprints[part_of(peer)] ^= mixed
 
     def _enter(self, peer: PeerId) -> None:
         if peer not in self._place:

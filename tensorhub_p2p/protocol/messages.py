@@ -48,11 +48,15 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Status(IntEnum):
-    """What is held of a member. At one incarnation the larger value overrides the smaller."""
+    """What is held of a member. At one incarnation the larger value overrides the smaller.
+
+    SUSPECT: silent, and nobody knows why. UNRESPONSIVE: silent, and somebody's sockets show
+    that its process is there (paused, or Python's lock held); that is better knowledge.
+    """
 
     ALIVE = 0
-    UNRESPONSIVE = 1
-    SUSPECT = 2
+    SUSPECT = 1
+    UNRESPONSIVE = 2
     DEAD = 3
     LEFT = 4
 
@@ -60,7 +64,7 @@ class Status(IntEnum):
 class Rumour(msgspec.Struct, frozen=True, array_like=True):
     """One claim about one member. `info` comes with the first news of a member.
 
-    `accuser` is who suspects (for counting independent confirmations).
+    `accuser` is who found that out itself: independent accusers of a suspect are counted.
     """
 
     peer: PeerId
@@ -76,6 +80,19 @@ class VersionHint(msgspec.Struct, frozen=True, array_like=True):
     model: Short
     epoch: Count
     version: Count
+
+
+class ZoneSummary(msgspec.Struct, frozen=True, array_like=True):
+    """What a zone tells the others about itself; the higher `counter` is the newer."""
+
+    zone: Short
+    counter: Count
+    gateways: tuple[PeerInfo, ...]
+    """Who speaks for it, the one that wrote this first."""
+    members: Count = 0
+    """How many it has, about."""
+    newest: tuple[VersionHint, ...] = ()
+    """The newest version of each model that is whole there, the most recent news first."""
 
 
 class Ping(Message, frozen=True):
@@ -111,12 +128,24 @@ class Gossip(Message, frozen=True):
 
     rumours: tuple[Rumour, ...] = ()
     hints: tuple[VersionHint, ...] = ()
+    summaries: tuple[ZoneSummary, ...] = ()
+
+
+class ViewDigest(Message, frozen=True):
+    """Anti-entropy's question: the fingerprint of each part of my view (anti_entropy.py).
+
+    Who sees parts that differ answers with a `PushPull` of just those.
+    """
+
+    parts: tuple[Count, ...]
 
 
 class PushPull(Message, frozen=True):
-    """Anti-entropy: my whole view; answer with yours. A join is the first of these.
+    """Anti-entropy: what I hold; answer with yours. A join is the first of these.
 
     `dialled` is the bare address that this was sent to, if it was; the reply repeats it.
+    `parts` are those that `view` is about; none means that it is about everything. A `hello`
+    holds just the sender itself: its view comes if there is an answer.
     """
 
     info: PeerInfo
@@ -124,12 +153,37 @@ class PushPull(Message, frozen=True):
     joining: bool = False
     hints: tuple[VersionHint, ...] = ()
     dialled: Short = ""
+    parts: tuple[Count, ...] = ()
+    hello: bool = False
+    summaries: tuple[ZoneSummary, ...] = ()
 
 
 class PushPullReply(Message, frozen=True):
     info: PeerInfo
     view: tuple[Rumour, ...]
     hints: tuple[VersionHint, ...] = ()
+    dialled: Short = ""
+    parts: tuple[Count, ...] = ()
+    hello: bool = False
+    summaries: tuple[ZoneSummary, ...] = ()
+
+
+class WideArea(Message, frozen=True):
+    """A membership message of the pool that the gateways of all zones form (zones.py)."""
+
+    kind: Short
+    body: bytes
+    """The message, packed as on the wire."""
+
+
+class ZoneGreeting(Message, frozen=True):
+    """To a peer of another zone that called here: who speaks for which zone, as far as I know.
+
+    `dialled` repeats the address under which I was found, if the call named one.
+    """
+
+    info: PeerInfo
+    summaries: tuple[ZoneSummary, ...] = ()
     dialled: Short = ""
 
 

@@ -366,7 +366,7 @@ class Node:
         return True
 
     def _member_changed(self, now: float, event: MemberChanged) -> None:
-        members = self.swim.alive()
+        members = self.swim.responsive()
         if members != self._members:
             self._members = members
             self.directory.members_changed(now, members)

@@ -4,8 +4,10 @@ Rules of this file. It picks addresses and times; swim.py sends what is sent the
 
 Theory of operation. Until one seed has answered, all of them are dialled every
 `join_retry` seconds, except those found to be this very peer. From then on they are one way back
-among others: about every `redial_interval` one seed behind which no reachable member is
-known, and one member declared dead, are dialled. So the halves of a healed partition
+among others: now and then one seed behind which no reachable member is known, and one
+member declared dead, are dialled: each `redial_interval` up to `SMALL_CLUSTER` members and,
+as all members do this, proportionally less often above, so that what they all send to
+those addresses doesn't grow with the cluster. So the halves of a healed partition
 find each other, though each holds the other for dead, and a peer that started before its
 seeds finds them later. A seed is known by the peer that answered there, or by being a
 member's address: a name that resolves to it is as good.
@@ -22,6 +24,8 @@ from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId
 from tensorhub_p2p.protocol.members import Members
 from tensorhub_p2p.protocol.messages import Status
+
+SMALL_CLUSTER = 32
 
 
 class Seeds:
@@ -113,4 +117,5 @@ class Seeds:
         return [self._rng.choice(addresses)] if addresses else []
 
     def _pause(self) -> float:
-        return self._config.redial_interval * self._rng.uniform(0.5, 1.5)
+        scale = max(1.0, self._members.num_reachable / SMALL_CLUSTER)
+        return self._config.redial_interval * scale * self._rng.uniform(0.5, 1.5)

@@ -6,7 +6,11 @@ suspected, and what follows, is swim.py's business.
 Theory of operation (Lifeguard §3.2, "dynamic suspicion timeouts"). One accuser may
 itself be the sick one, so its lone word runs for the longest timeout. Each independent
 confirmation, by another accuser, shortens it on a logarithmic scale; K of them bring it
-to the shortest. A member that was refuted, or died, is simply cancelled.
+to the shortest. A member that was refuted, or died, is simply cancelled. Of an unresponsive
+member, whose sockets answer, no confirmations count: shortest and longest are its limit.
+
+Hard evidence of the sockets caps a suspicion (`hasten`): the verdict falls soon, whatever
+the accusers say. Evidence to the contrary lifts the cap (`relent`).
 
 Bounds: one entry a suspected member, K accusers an entry. A stale heap entry is inert
 and disappears when its time comes.
@@ -19,6 +23,9 @@ import math
 from dataclasses import dataclass
 
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId
+
+HOLD = 1.0
+"""Seconds until a judge that doubts itself looks at a verdict again."""
 
 
 def timeout(confirmations: int, expected: int, shortest: float, longest: float) -> float:
@@ -45,13 +52,14 @@ class Suspicion:
     cap: float = math.inf
     """The verdict falls no later than this, whatever the accusers say (hard evidence)."""
 
+    held_until: float = -math.inf
+    """The judge doubts itself: no verdict before."""
+
     @property
     def deadline(self) -> float:
         confirmations = max(0, len(self.accusers) - 1)
-        return min(
-            self.cap,
-            self.started + timeout(confirmations, self.expected, self.shortest, self.longest),
-        )
+        seconds = timeout(confirmations, self.expected, self.shortest, self.longest)
+        return max(self.held_until, min(self.cap, self.started + seconds))
 
 
 class Suspicions:
@@ -76,10 +84,11 @@ class Suspicions:
         expected: int,
         shortest: float,
         longest: float,
+        cap: float = math.inf,
     ) -> None:
-        """Begin anew, also when one is running (at a lower incarnation)."""
+        """Begin anew, also when one is running (at a lower incarnation, or for less)."""
         accusers = [accuser] if accuser != NOBODY else []
-        self._running[peer] = Suspicion(now, shortest, longest, expected, accusers)
+        self._running[peer] = Suspicion(now, shortest, longest, expected, accusers, cap)
         self._schedule(peer)
 
     def confirm(self, peer: PeerId, accuser: PeerId) -> bool:
@@ -99,6 +108,18 @@ class Suspicions:
         if suspicion is not None and deadline < suspicion.deadline:
             suspicion.cap = deadline
             self._schedule(peer)
+
+    def relent(self, peer: PeerId) -> None:
+        """The hard evidence holds no longer."""
+        suspicion = self._running.get(peer)
+        if suspicion is not None and suspicion.cap != math.inf:
+            suspicion.cap = math.inf
+            self._schedule(peer)
+
+    def cap(self, peer: PeerId) -> float:
+        """When hard evidence lets the verdict fall; infinity without any."""
+        suspicion = self._running.get(peer)
+        return suspicion.cap if suspicion is not None else math.inf
 
     def cancel(self, peer: PeerId) -> None:
         """Refuted or settled."""
@@ -126,13 +147,17 @@ class Suspicions:
             heapq.heappop(self._heap)
         return None
 
-    def take_due(self, now: float) -> list[PeerId]:
-        """End the suspicions whose time is up, and name them."""
+    def take_due(self, now: float, *, hold: bool = False) -> list[PeerId]:
+        """End the suspicions whose time is up, and name them; or give them `HOLD` more."""
         due = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             _, peer = heapq.heappop(self._heap)
-            del self._running[peer]
-            due.append(peer)
+            if hold:
+                self._running[peer].held_until = now + HOLD
+                self._schedule(peer)
+            else:
+                del self._running[peer]
+                due.append(peer)
         return due
 
     def _schedule(self, peer: PeerId) -> None:

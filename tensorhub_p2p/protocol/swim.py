@@ -1,38 +1,46 @@
-"""Membership of one zone (SWIM, with parts of Lifeguard): who is there, silent, gone.
+"""Membership of one zone (SWIM and Lifeguard): who is there, silent, gone.
 
-Rules of this file. It holds the peer's opinion of everyone and spreads it. What beats
-what is members.py's rule, who is silent probing.py's, how long a suspect may still refute
-suspicion.py's, what rides on which message dissemination.py's, when whole views are
-exchanged anti_entropy.py's, and where to look for the lost seeds.py's. It knows nothing of
-rings, groups or versions; version hints pass through. The zone of a member is stored and
-not acted upon: there is one pool.
+Rules of this file. It brings the parts together: it takes messages and evidence in, turns
+them into claims, and sends what is due. Which claim is believed is opinions.py's rule, who
+is silent probing.py's, how long a suspect may still refute suspicion.py's, what rides on
+which message gossip.py's and dissemination.py's, when views are compared anti_entropy.py's,
+how far to
+trust the own clockwork health.py's, and where to look for the lost seeds.py's. It knows
+nothing of rings, groups or versions; version hints and zone summaries pass through. Peers
+of other zones never get here (zones.py).
 
 Theory of operation. States of a member, and what leads from one to the next:
 
-    ALIVE ──silent for a whole probe, or refused a re-dial──▶ SUSPECT ──timeout──▶ DEAD
-    ALIVE ◀──the member says so at a higher incarnation (refutation)── any state
+    ALIVE ──silent for a whole probe, its sockets show nothing──▶ SUSPECT ──verdict──▶ DEAD
+    ALIVE, SUSPECT ──silent, its sockets answer──▶ UNRESPONSIVE ──verdict──▶ DEAD
+    ALIVE ──its address refuses──▶ SUSPECT
+    any   ──the member says so at a higher incarnation (refutation)──▶ ALIVE
     any   ──someone else joins from its address──▶ DEAD
     any   ──it says that it leaves──▶ LEFT
-    UNRESPONSIVE lies between ALIVE and SUSPECT; it is merged here, but nobody finds it yet.
 
-Of Lifeguard (Dadgar et al. 2018) there are the suspicions that confirmations shorten, the
-buddy system and the Nacks of relays. Its local health score is not: no timeout grows when
-this peer is slow itself, and nobody counts the Nacks. Own pauses (below) do part of that.
+Evidence of the sockets (`Evidence`), which the kernel and ZeroMQ's I/O thread give even
+while Python is held up, decides how long a silent member has to refute:
+
+    GREETED, ACCEPTED   its process is there: UNRESPONSIVE, `unresponsive_limit` at most
+    REFUSED             its process is gone: `refused_suspicion`
+    UNREACHABLE         a watch was lost and can't be renewed: `unreachable_suspicion`
+    nothing             Lifeguard's suspicion
+
+Whoever probes a member in vain looks at its sockets. Besides, each peer watches the
+`watched_neighbours` members that follow it in the order of ids: a standing connection that
+ends is news within milliseconds. A suspect is probed at once by those that watch it.
 
 Messages. `Ping`, `PingRequest`, `Ack`, `Nack` probe, and carry rumours. `Gossip` goes to
 `gossip_nodes` random members every `gossip_interval` while there is news; the first news
-after a calm leaves at once. `PushPull` and its reply exchange whole views
-(anti_entropy.py). Whoever writes to a peer that it suspects, or holds for dead, tells it
-so first (Lifeguard's buddy system), and a peer never believes its own death: it refutes
-with a higher incarnation.
+after a calm leaves at once. Views are compared by `ViewDigest`, `PushPull` and its reply.
+Whoever writes to a peer that it holds for silent or gone tells it so first (Lifeguard's
+buddy system), for it to refute.
 
-A view is older than gossip: a death that it reports of a member that is reachable here
-opens a suspicion only. So healed halves, each of which holds the other for dead, find
-each other again without anyone dying of it.
-
-Own pauses: when a call comes more than `pause_after` late, this process did not run. It
-then extends all suspicions by the gap, probes anew and asks another's view, before it
-judges anybody.
+Own troubles. When a call comes more than `pause_after` late, this process did not run. It
+then extends all verdicts by the gap, probes anew and compares views before it judges
+anybody. While nobody at all is heard it accuses nobody and holds its verdicts, for
+`doubt_limit` at most: it may be the one that is cut off. A member that sends, but doesn't
+answer, isn't accused either: then what this peer sends gets lost (`Unheard`).
 
 Bounds: tables by `max_members`, rumours by one a member, messages by their byte budgets,
 views by the table. What is malformed, unasked for or too much is counted in `dropped`.
@@ -42,20 +50,19 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
-
-import msgspec
 
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.anti_entropy import AntiEntropy
-from tensorhub_p2p.protocol.dissemination import Dissemination, retransmit_limit
+from tensorhub_p2p.protocol.gossip import Gossiper
+from tensorhub_p2p.protocol.health import LocalHealth
 from tensorhub_p2p.protocol.hints import Hints
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Outbox, earliest
-from tensorhub_p2p.protocol.members import Members, MemberView, fingerprint, rank
+from tensorhub_p2p.protocol.members import GONE, Members, MemberView, fingerprint, part_of
 from tensorhub_p2p.protocol.messages import (
     Ack,
     Gossip,
@@ -68,25 +75,31 @@ from tensorhub_p2p.protocol.messages import (
     Rumour,
     Status,
     VersionHint,
+    ViewDigest,
+    ZoneSummary,
 )
-from tensorhub_p2p.protocol.probing import Prober
+from tensorhub_p2p.protocol.opinions import Opinions
+from tensorhub_p2p.protocol.probing import Prober, Silence
 from tensorhub_p2p.protocol.seeds import Seeds
-from tensorhub_p2p.protocol.suspicion import Suspicions
+from tensorhub_p2p.protocol.summaries import Summaries
 from tensorhub_p2p.protocol.swim_events import (
     Evidence,
     Joined,
     Left,
-    MemberChanged,
+    Look,
     MemberForgotten,
     NewerVersion,
-    Refuted,
     SeedIsSelf,
+    Unheard,
+    WasAbsent,
+    ZoneNews,
 )
 
-MAX_INCARNATION = 1 << 53
-"""No honest peer refutes that often; a higher one can't be raised on the wire for ever."""
-RECENT_DEAD = 64
-"""Of the recently dead, this many are candidates for gossip."""
+ENOUGH_TO_DOUBT = 3
+"""With fewer other members, hearing nobody is no sign of being cut off."""
+SILENT = frozenset({Status.SUSPECT, Status.UNRESPONSIVE})
+
+PROCESS_IS_THERE = frozenset({Evidence.GREETED, Evidence.ACCEPTED})
 
 
 class Swim:
@@ -99,28 +112,51 @@ class Swim:
         """Messages and rumours that were not acted on, by reason."""
         self._config = config
         self._rng = rng
-        self._incarnation = 0
         self._left = False
         self._members = Members(config.max_members)
-        self._prober = Prober(config, rng, self._members)
-        self._suspicions = Suspicions()
-        self._rumours: Dissemination[PeerId, Rumour] = Dissemination()
-        self._hints = Hints(config.max_hinted_models)
-        self._seeds = Seeds(config, rng, self._members)
-        self._views = AntiEntropy(
-            info, self.view, self._members, self._hints, config, rng, self.outbox
+        self._health = LocalHealth(config.max_local_health)
+        self._opinions = Opinions(
+            info, config, self._members, self.outbox, self.dropped, self._health, self._changed
         )
-        self._next_gossip: float | None = None
-        """When the next round may be; None before the first call."""
+        self._prober = Prober(config, rng, self._members, self._health)
+        self._hints = Hints(config.max_hinted_models)
+        self._summaries = Summaries(config.max_zones)
+        self._seeds = Seeds(config, rng, self._members)
+        self._gossip = Gossiper(
+            info.peer_id,
+            self._fingerprint,
+            self._members,
+            self._opinions.rumours,
+            self._hints,
+            self._summaries,
+            config,
+            rng,
+            self.outbox,
+        )
+        self._views = AntiEntropy(
+            info,
+            self._own_claim,
+            self.view,
+            self._part_fingerprints,
+            self._members,
+            self._hints,
+            self._summaries,
+            config,
+            rng,
+            self.outbox,
+        )
         self._last_call: float | None = None
         self._planned: float | None = None
-        self._alive: tuple[PeerId, ...] | None = None
+        self._last_heard = -math.inf
+        self._responsive: tuple[PeerId, ...] | None = None
+        self._watched: tuple[PeerId, ...] | None = None
         self._handlers: dict[type[Message], Callable[[float, PeerId, Any], None]] = {
             Ping: self._on_ping,
             PingRequest: self._on_ping_request,
             Ack: self._on_ack,
             Nack: self._on_nack,
             Gossip: self._on_gossip,
+            ViewDigest: self._on_view_digest,
             PushPull: self._on_push_pull,
             PushPullReply: self._on_push_pull_reply,
         }
@@ -133,15 +169,18 @@ class Swim:
         if handler is None or self._left:
             return
         self._notice_pause(now)
-        incarnation = self._incarnation
+        if sender != self.me.peer_id:
+            self._last_heard = now
+            self._prober.heard(sender)
+        incarnation = self._opinions.incarnation
         handler(now, sender, message)
-        if self._incarnation > incarnation:
-            self._send(sender, Gossip())
+        if self._opinions.incarnation > incarnation:
+            self._gossip.gossip_to(sender)
         self._views.introduce(now, sender)
         self._finish(now)
 
     def tick(self, now: float) -> None:
-        """Probe, judge, gossip, exchange views and dial, as far as each is due."""
+        """Probe, judge, gossip, compare views and dial, as far as each is due."""
         if self._left:
             return
         self._notice_pause(now)
@@ -149,13 +188,12 @@ class Swim:
             self._views.dial(address, joining=not self._seeds.joined)
         for peer in self._members.forget_gone(now - self._config.forget_dead_after):
             self.outbox.emit(MemberForgotten(peer))
-        for peer in self._prober.tick(now):
-            self._accuse(now, peer)
-        for peer in self._suspicions.take_due(now):
-            self._declare_dead(now, peer)
+        for silence in self._prober.tick(now):
+            self._judge(now, silence)
+        for peer in self._opinions.verdicts.take_due(now, hold=self._hears_nobody(now)):
+            self._opinions.accuse(now, peer, Status.DEAD)
         self._views.tick(now)
-        if self._gossip_pending() and (self._next_gossip is None or now >= self._next_gossip):
-            self._gossip(now)
+        self._gossip.tick(now)
         self._finish(now)
 
     def next_wakeup(self) -> float | None:
@@ -164,9 +202,9 @@ class Swim:
             return None
         return earliest(
             self._prober.next_wakeup(),
-            self._suspicions.next_deadline(),
+            self._opinions.verdicts.next_deadline(),
             self._seeds.next_wakeup(),
-            self._next_gossip if self._gossip_pending() else None,
+            self._gossip.next_wakeup(),
             self._views.next_wakeup(),
         )
 
@@ -184,36 +222,80 @@ class Swim:
                 self.outbox.emit(SeedIsSelf(address))
         self.tick(now)
 
+    def dial(self, now: float, address: str) -> None:
+        """Say hello to whoever of this zone lives at this address, and join it if it answers."""
+        if not self._left and address not in self.me.addresses:
+            self._views.dial(address, joining=True)
+            self._finish(now)
+
+    def note_contact(self, now: float, dialled: str, peer: PeerId) -> None:
+        """A peer of another zone answered at this address: the cluster is found."""
+        self._seeds.note_answer(dialled, peer)
+        self._note_joined(now, dialled, peer)
+        self._finish(now)
+
+    def adopt(self, now: float, infos: Iterable[PeerInfo]) -> None:
+        """Take these (and this peer) for members since long, alive, with nothing to be said.
+
+        For simulations, which can't wait until thousands have joined.
+        """
+        views = [MemberView(info, 0, Status.ALIVE, now) for info in infos]
+        self.adopt_views(now, views)
+
+    def adopt_views(self, now: float, views: Sequence[MemberView]) -> None:
+        """The same, with views that several peers may share."""
+        self._members.adopt(views, self.me.peer_id)
+        self._prober.adopt(now)
+        self._views.start(now)
+        self._seeds.joined = True
+        self._responsive = self._watched = None
+        self._finish(now)
+
     def leave(self, now: float) -> None:
         """Say goodbye to several members at once, then be silent for good."""
         if self._left:
             return
-        for peer in self._members.sample(self._rng, self._config.leave_fanout):
-            self._rumours.put(self.me.peer_id, self._claim(Status.LEFT))
-            self._send(peer, Gossip(hints=self._take_hints()))
+        told = self._members.sample(self._rng, self._config.leave_fanout)
+        for peer in dict.fromkeys((*self.watchers(), *told)):
+            self._opinions.rumours.put(self.me.peer_id, self._opinions.claim(Status.LEFT))
+            self._gossip.gossip_to(peer)
         self._left = True
-        self._alive = None
+        self._responsive = self._watched = None
         self.outbox.emit(Left())
 
     def evidence(self, now: float, peer: PeerId, evidence: Evidence) -> None:
-        """What the connections noticed of a peer; unknown and gone peers are ignored."""
+        """What the sockets showed of a peer; unknown and gone peers are ignored."""
         if self._left or not self._members.is_reachable(peer):
             return
         self._notice_pause(now)
-        if evidence is Evidence.CONNECTION_REFUSED:
-            self._accuse(now, peer)
-            self._suspicions.hasten(peer, now + self._config.refused_suspicion)
-        self._prober.probe_now(now, peer)
+        self._prober.found(peer, evidence)
+        if evidence in PROCESS_IS_THERE:
+            self._opinions.verdicts.relent(peer)
+        elif evidence is Evidence.UNREACHABLE:
+            if self.status(peer) in SILENT:
+                self._hasten(now, peer, self._config.unreachable_suspicion)
+        elif evidence is Evidence.REFUSED:
+            self._opinions.accuse(now, peer, Status.SUSPECT)
+            self._hasten(now, peer, self._config.refused_suspicion)
+            self._prober.probe_now(now, peer)
+        else:
+            self._prober.probe_now(now, peer)
         self._finish(now)
 
     def hint(self, model: str, epoch: int, version: int) -> None:
         """Tell every member that this version exists, unless a newer one is known."""
         self._hints.note(VersionHint(model, epoch, version))
 
+    def tell(self, now: float, summary: ZoneSummary) -> bool:
+        """Tell every member what a zone says of itself; False if that is no news here."""
+        news = self._summaries.note(summary)
+        self._finish(now)
+        return news
+
     def absorb(self, now: float, view: Iterable[Rumour]) -> None:
-        """Merge somebody's view of all members into the own one."""
+        """Merge somebody's view of members into the own one."""
         if not self._left:
-            self._absorb(now, view, NOBODY)
+            self._opinions.hear_view(now, view, NOBODY)
             self._finish(now)
 
     # -- questions --
@@ -221,16 +303,26 @@ class Swim:
     def members(self) -> tuple[MemberView, ...]:
         """Everyone known, this peer first, dead and left ones included."""
         status = Status.LEFT if self._left else Status.ALIVE
-        return (MemberView(self.me, self._incarnation, status, -math.inf), *self._members)
+        own = MemberView(self.me, self._opinions.incarnation, status, -math.inf)
+        return (own, *self._members)
 
-    def alive(self) -> tuple[PeerId, ...]:
-        """Those that may own keys, sorted: alive or suspect, this peer included."""
-        if self._alive is None:
-            able = (Status.ALIVE, Status.SUSPECT)
+    def responsive(self) -> tuple[PeerId, ...]:
+        """Those that may own keys, sorted: alive and not silent, this peer included."""
+        if self._responsive is None:
             own = () if self._left else (self.me.peer_id,)
-            others = (view.peer_id for view in self._members if view.status in able)
-            self._alive = tuple(sorted((*own, *others)))
-        return self._alive
+            others = (v.peer_id for v in self._members if v.status is Status.ALIVE)
+            self._responsive = tuple(sorted((*own, *others)))
+        return self._responsive
+
+    def watched(self) -> tuple[PeerId, ...]:
+        """Members to whose sockets this peer keeps a standing connection: the next by id."""
+        if self._watched is None:
+            self._watched = self._neighbours(self._config.watched_neighbours)
+        return self._watched
+
+    def watchers(self) -> tuple[PeerId, ...]:
+        """Members that keep one to this peer, if their views are like its own."""
+        return self._neighbours(-self._config.watched_neighbours)
 
     def info(self, peer: PeerId) -> PeerInfo | None:
         """What a peer told about itself; also of gone ones that are still remembered."""
@@ -252,42 +344,57 @@ class Swim:
             return not self._left
         return self._members.is_reachable(peer)
 
-    def view(self) -> tuple[Rumour, ...]:
-        """The own opinion of everyone, this peer first, as `absorb` takes it.
+    def view(self, parts: Collection[int] = ()) -> tuple[Rumour, ...]:
+        """The own opinion, this peer first, as `absorb` takes it; of everyone, or some parts.
 
         Tombstones included: a newcomer that never heard of a death would wait for the dead
         whose records it finds.
         """
-        status = Status.LEFT if self._left else Status.ALIVE
+        own = self._own_claim()
+        members = self._members.of_parts(parts) if parts else self._members
+        buried = self._members.buried()
         return (
-            self._claim(status),
-            *(Rumour(v.peer_id, v.incarnation, v.status, v.info) for v in self._members),
-            *(Rumour(peer, *last) for peer, last in self._members.buried()),
+            own,
+            *(Rumour(v.peer_id, v.incarnation, v.status, v.info) for v in members),
+            *(Rumour(peer, *last) for peer, last in buried if not parts or part_of(peer) in parts),
         )
+
+    def newest(self) -> tuple[VersionHint, ...]:
+        """The newest version of each model, as far as hints tell."""
+        return self._hints.newest()
+
+    def summaries(self) -> tuple[ZoneSummary, ...]:
+        """What is known of each zone."""
+        return self._summaries.newest()
 
     # -- messages --
 
     def _on_ping(self, now: float, sender: PeerId, message: Ping) -> None:
-        self._hear_all(now, message.rumours)
+        self._opinions.hear_all(now, message.rumours)
         self._prober.pinged(sender, message)
 
     def _on_ping_request(self, now: float, sender: PeerId, message: PingRequest) -> None:
-        self._hear_all(now, message.rumours)
+        self._opinions.hear_all(now, message.rumours)
         self._prober.asked(now, sender, message)
 
     def _on_ack(self, now: float, sender: PeerId, message: Ack) -> None:
         self._prober.acked(sender, message)
-        self._hear_all(now, message.rumours)
-        if not self._rumours:
-            self._views.compare(now, sender, self._fingerprint(), message.fingerprint)
+        self._opinions.hear_all(now, message.rumours)
+        if not self._opinions.rumours:
+            self._views.mismatch(now, sender, self._fingerprint(), message.fingerprint)
 
     def _on_nack(self, now: float, sender: PeerId, message: Nack) -> None:
-        """The relay is alive, which its rumours say better; the probe runs on."""
-        self._hear_all(now, message.rumours)
+        self._prober.nacked(sender, message)
+        self._opinions.hear_all(now, message.rumours)
 
     def _on_gossip(self, now: float, sender: PeerId, message: Gossip) -> None:
-        self._hear_all(now, message.rumours)
+        self._opinions.hear_all(now, message.rumours)
         self._hear_hints(message.hints)
+        self._hear_summaries(message.summaries)
+
+    def _on_view_digest(self, now: float, sender: PeerId, message: ViewDigest) -> None:
+        if not self._views.answer_digest(now, sender, message.parts):
+            self.dropped["view digest malformed or too often"] += 1
 
     def _on_push_pull(self, now: float, sender: PeerId, message: PushPull) -> None:
         if sender == self.me.peer_id:
@@ -299,187 +406,127 @@ class Swim:
             return
         if message.joining and self._members.rank(sender) is None:
             self._clear_address(now, message.info)
-        self._absorb(now, message.view, sender)
+        self._opinions.hear_view(now, message.view, sender)
         self._hear_hints(message.hints)
-        self._views.reply(sender, message.dialled)
+        self._hear_summaries(message.summaries)
+        self._views.reply(sender, message)
 
     def _on_push_pull_reply(self, now: float, sender: PeerId, message: PushPullReply) -> None:
         if message.info.peer_id != sender or sender == self.me.peer_id:
             self.dropped["forged view"] += 1
             return
-        self._absorb(now, message.view, sender)
+        self._opinions.hear_view(now, message.view, sender)
         self._hear_hints(message.hints)
+        self._hear_summaries(message.summaries)
         self._seeds.note_answer(message.dialled, sender)
-        if not self._seeds.joined and self._seeds.is_seed(message.dialled):
+        self._note_joined(now, message.dialled, sender)
+        if message.hello:
+            self._views.compare_with(sender)
+
+    def _note_joined(self, now: float, dialled: str, peer: PeerId) -> None:
+        if not self._seeds.joined and self._seeds.is_seed(dialled):
             self._seeds.note_joined(now)
-            self.outbox.emit(Joined(sender))
-
-    # -- claims about members --
-
-    def _absorb(self, now: float, view: Iterable[Rumour], sender: PeerId) -> None:
-        """A view may be old: a death in it is taken for an accusation."""
-        for claim in view:
-            if claim.status is Status.DEAD and self._members.is_reachable(claim.peer):
-                claim = msgspec.structs.replace(claim, status=Status.SUSPECT, accuser=sender)
-            self._hear(now, claim)
-
-    def _hear_all(self, now: float, rumours: Iterable[Rumour]) -> None:
-        for rumour in rumours:
-            self._hear(now, rumour)
-
-    def _hear(self, now: float, rumour: Rumour) -> None:
-        """Merge one claim, whoever it came from."""
-        info = rumour.info
-        if rumour.incarnation > MAX_INCARNATION or (info and info.peer_id != rumour.peer):
-            self.dropped["malformed rumour"] += 1
-        elif rumour.peer == self.me.peer_id:
-            self._hear_of_self(rumour)
-        elif (known := self._members.get(rumour.peer)) is None:
-            self._hear_of_stranger(now, rumour)
-        elif rank(rumour) > known.rank:
-            self._accept(now, rumour, known.info, known.status)
-        elif rank(rumour) == known.rank and self._suspicions.confirm(rumour.peer, rumour.accuser):
-            self._rumours.put(rumour.peer, _bare(rumour))
-
-    def _hear_of_self(self, claim: Rumour) -> None:
-        """Refute whatever would beat "alive" at the own incarnation (SWIM §4.2)."""
-        if rank(claim) <= (self._incarnation, Status.ALIVE):
-            return
-        self._incarnation = claim.incarnation + 1
-        self._rumours.put(self.me.peer_id, self._claim(Status.ALIVE))
-        self.outbox.emit(Refuted(self._incarnation, claim.status))
-
-    def _hear_of_stranger(self, now: float, rumour: Rumour) -> None:
-        """Only one that is reachable, and introduced, becomes a member."""
-        last = self._members.rank(rumour.peer)
-        if last is not None and rank(rumour) <= last:
-            return
-        if rumour.status in (Status.DEAD, Status.LEFT):
-            self._members.bury(rumour.peer, rank(rumour))
-        elif rumour.info is not None:
-            self._accept(now, rumour, rumour.info, None)
-
-    def _accept(self, now: float, rumour: Rumour, info: PeerInfo, old: Status | None) -> None:
-        """This claim holds from now on: store it, act on it and pass it on."""
-        member = MemberView(info, rumour.incarnation, rumour.status, now)
-        was_reachable = self._members.is_reachable(rumour.peer)
-        if not self._members.put(member):
-            self.dropped["newcomer beyond max_members"] += 1
-            return
-        self._alive = None
-        self._suspicions.cancel(rumour.peer)
-        if rumour.status is Status.SUSPECT:
-            self._suspect(now, rumour)
-        if member.is_reachable and not was_reachable:
-            self._welcome(now, rumour.peer, returned=old is not None)
-        elif rumour.status is Status.DEAD:
-            self._seeds.start_redialling(now)
-        spread = _bare(rumour)
-        if rumour.status is Status.ALIVE:
-            spread = msgspec.structs.replace(rumour, info=info)
-        self._rumours.put(rumour.peer, spread)
-        if rumour.status is not old:
-            self.outbox.emit(MemberChanged(member, old))
-
-    def _welcome(self, now: float, peer: PeerId, *, returned: bool) -> None:
-        """A newcomer, or one that was held for dead: who knows what else it missed."""
-        self._prober.admit(now, peer)
-        self._views.start(now)
-        if returned:
-            self._views.exchange_with(peer)
-
-    def _suspect(self, now: float, rumour: Rumour) -> None:
-        members = self._members.num_reachable + 1
-        scale = max(1.0, math.log10(members))
-        shortest = self._config.suspicion_multiplier * scale * self._config.probe_interval
-        expected = self._config.suspicion_confirmations
-        self._suspicions.start(
-            now,
-            rumour.peer,
-            rumour.accuser,
-            expected=expected if members - 2 >= expected else 0,
-            shortest=shortest,
-            longest=shortest * self._config.suspicion_max_multiplier,
-        )
-
-    def _accuse(self, now: float, peer: PeerId) -> None:
-        """This peer itself has found a member silent."""
-        known = self._members.get(peer)
-        if known is not None and known.is_reachable:
-            self._hear(now, Rumour(peer, known.incarnation, Status.SUSPECT, None, self.me.peer_id))
-
-    def _declare_dead(self, now: float, peer: PeerId) -> None:
-        known = self._members.get(peer)
-        if known is not None and known.is_reachable:
-            self._hear(now, Rumour(peer, known.incarnation, Status.DEAD, None, self.me.peer_id))
+            self.outbox.emit(Joined(peer))
 
     def _clear_address(self, now: float, newcomer: PeerInfo) -> None:
         """Who joins from an address proves every other PeerId there dead."""
         for address in newcomer.addresses[:1]:
             for view in self._members.at(address):
-                self._declare_dead(now, view.peer_id)
+                self._opinions.accuse(now, view.peer_id, Status.DEAD)
 
-    def _claim(self, status: Status) -> Rumour:
-        """What this peer says of itself."""
-        return Rumour(self.me.peer_id, self._incarnation, status, self.me)
+    # -- what changes, and what silence means --
 
-    # -- hints --
+    def _changed(self, now: float, member: MemberView, old: Status | None) -> None:
+        """A claim was accepted (opinions.py)."""
+        peer = member.peer_id
+        self._responsive = None
+        if old is None or (old in GONE) is member.is_reachable:
+            self._watched = None
+        if member.status is Status.ALIVE:
+            self._prober.absolve(peer)
+        if member.status is Status.SUSPECT and peer in self.watched():
+            self._prober.probe_now(now, peer)
+        elif member.status is Status.DEAD:
+            self._seeds.start_redialling(now)
+        elif member.is_reachable and (old is None or old in GONE):
+            # A newcomer, or one that was held for dead: who knows what else it missed.
+            self._prober.admit(now, peer)
+            self._views.start(now)
+            if old is not None:
+                self._views.compare_with(peer)
+
+    def _judge(self, now: float, silence: Silence) -> None:
+        """A probe ended with nobody's answer."""
+        peer, finding = silence.target, silence.finding
+        if silence.heard_target:
+            self.outbox.emit(Unheard(peer))
+        elif finding in PROCESS_IS_THERE:
+            self._opinions.accuse(now, peer, Status.UNRESPONSIVE)
+        elif silence.heard_anybody or not self._hears_nobody(now):
+            self._opinions.accuse(now, peer, Status.SUSPECT)
+
+    def _hears_nobody(self, now: float) -> bool:
+        """Whether this peer may be the one that is cut off (for `doubt_limit`, then not)."""
+        silence = now - self._last_heard
+        patience = self._config.probe_interval * self._health.stretch
+        return (
+            self._members.num_reachable >= ENOUGH_TO_DOUBT
+            and patience <= silence < self._config.doubt_limit
+        )
+
+    def _hasten(self, now: float, peer: PeerId, seconds: float) -> None:
+        self._opinions.verdicts.hasten(peer, now + seconds)
+
+    def _neighbours(self, count: int) -> tuple[PeerId, ...]:
+        """The members next to this peer in the ring of ids: after it, or before (negative)."""
+        around = sorted(self._members.reachable())
+        place = bisect_right(around, self.me.peer_id)
+        around = around[place:] + around[:place]
+        return tuple(around[:count] if count > 0 else around[count:])
+
+    # -- hints and summaries --
 
     def _hear_hints(self, hints: Iterable[VersionHint]) -> None:
         for hint in hints:
             if self._hints.note(hint):
                 self.outbox.emit(NewerVersion(hint.model, hint.epoch, hint.version))
 
-    def _take_hints(self) -> tuple[VersionHint, ...]:
-        return self._hints.take(self._config.max_hint_bytes, self._retransmit_limit())
+    def _hear_summaries(self, summaries: Iterable[ZoneSummary]) -> None:
+        for summary in summaries:
+            if self._summaries.note(summary):
+                self.outbox.emit(ZoneNews(summary))
 
-    # -- sending --
+    # -- after each call --
 
     def _finish(self, now: float) -> None:
-        """Let rumours ride on the probes' messages, and note when the next call is due."""
-        sends, self._prober.sends = self._prober.sends, []
-        for to, message in sends:
-            self._send(to, message)
-        if self._next_gossip is None:
-            self._next_gossip = now
+        """Send what probing asked for, and note when the next call is due."""
+        if self._prober.sends:
+            sends, self._prober.sends = self._prober.sends, []
+            for to, message in sends:
+                self._gossip.send(to, message)
+        if self._prober.looks:
+            looks, self._prober.looks = self._prober.looks, []
+            for peer in looks:
+                self.outbox.emit(Look(peer))
+        self._gossip.start(now)
         self._last_call = now
         self._planned = self.next_wakeup()
 
-    def _send(self, to: PeerId, message: Message) -> None:
-        """Send with as many rumours as fit; what the addressee must refute goes first."""
-        rumours = self._rumours.take(self._config.max_rumour_bytes, self._retransmit_limit())
-        held = self._members.rank(to)
-        if held is not None and held[1] is not Status.ALIVE:
-            rumours = (Rumour(to, held[0], held[1], None, self.me.peer_id), *rumours)
-        message = msgspec.structs.replace(message, rumours=rumours)
-        if isinstance(message, Ack):
-            message = msgspec.structs.replace(message, fingerprint=self._fingerprint())
-        self.outbox.send(to, message)
+    # -- what is said of this peer --
 
-    def _gossip_pending(self) -> bool:
-        return bool(self._members.num_reachable and (self._rumours or self._hints))
+    def _own_claim(self) -> Rumour:
+        return self._opinions.claim(Status.LEFT if self._left else Status.ALIVE)
 
-    def _gossip(self, now: float) -> None:
-        self._next_gossip = now + self._config.gossip_interval
-        recent = now - self._config.gossip_to_dead_for
-        dead = [
-            view.peer_id
-            for view in islice(self._members.gone(), RECENT_DEAD)
-            if view.status is Status.DEAD and view.since >= recent
-        ]
-        targets = self._members.sample(self._rng, self._config.gossip_nodes)
-        for peer in targets + self._rng.sample(dead, min(1, len(dead))):
-            if not self._gossip_pending():
-                return
-            self._send(peer, Gossip(hints=self._take_hints()))
-
-    def _retransmit_limit(self) -> int:
-        members = self._members.num_reachable + 1
-        return retransmit_limit(self._config.retransmit_multiplier, members)
+    def _own_fingerprint(self) -> int:
+        return fingerprint(self.me.peer_id, self._opinions.incarnation, Status.ALIVE)
 
     def _fingerprint(self) -> int:
-        own = fingerprint(self.me.peer_id, (self._incarnation, Status.ALIVE))
-        return self._members.fingerprint ^ own
+        return self._members.fingerprint ^ self._own_fingerprint()
+
+    def _part_fingerprints(self) -> list[int]:
+        parts = list(self._members.part_fingerprints)
+        parts[part_of(self.me.peer_id)] ^= self._own_fingerprint()
+        return parts
 
     # -- own pauses --
 
@@ -491,11 +538,7 @@ class Swim:
         self._last_call = now
         if gap <= self._config.pause_after:
             return
-        self._suspicions.postpone(gap)
+        self._opinions.verdicts.postpone(gap)
         self._prober.restart(now)
         self._views.hasten(now)
-
-
-def _bare(rumour: Rumour) -> Rumour:
-    """Without the introduction, which only "alive" carries."""
-    return msgspec.structs.replace(rumour, info=None)
+        self.outbox.emit(WasAbsent(f"it did not run for {gap:.1f} s"))

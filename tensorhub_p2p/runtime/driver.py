@@ -58,7 +58,7 @@ TRANSPORTS = ("cma", "tcp")
 WATCHED_NEIGHBOURS = 3
 """Members, next in the order of ids, to which a connection is kept so that a death shows."""
 
-EVIDENCE = {Fact.GONE: Evidence.CONNECTION_REFUSED, Fact.LOST: Evidence.DISCONNECTED}
+EVIDENCE = {Fact.GONE: Evidence.REFUSED, Fact.LOST: Evidence.DISCONNECTED}
 
 
 class Driver:
@@ -308,7 +308,7 @@ class Driver:
 
     def _neighbours(self) -> tuple[PeerId, ...]:
         """The members that follow this peer in the order of ids."""
-        members = self.node.swim.alive()
+        members = self.node.swim.responsive()
         after = [p for p in members if p > self.peer_id]
         before = [p for p in members if p < self.peer_id]
         return tuple((after + before)[:WATCHED_NEIGHBOURS])

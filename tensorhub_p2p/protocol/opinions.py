@@ -1,0 +1,195 @@
+"""Opinions of members: which claims are believed, what they change, and which are passed on.
+
+Rules of this file. It merges what is said of members (by rumours, views, or this peer's
+own findings) into the table, keeps the clock of each silent member's verdict, and queues
+what is news. It knows no messages, no probes, no sockets; swim.py brings the claims, and is
+told of each change (`on_change`) so that it can act on it.
+
+Theory of operation (SWIM §4.2). Which claim beats which is members.py's rule. A claim that
+wins is stored, acted on and passed on:
+
+    ALIVE           its verdict is off
+    SUSPECT         silent, and nobody knows why: a Lifeguard suspicion runs (suspicion.py)
+    UNRESPONSIVE    silent, but its sockets answer: the verdict falls in `unresponsive_limit`
+    DEAD, LEFT      gone; it stays in the table to be refuted by itself
+
+A peer never believes a claim that it is silent or gone: it refutes with an incarnation
+above the claim's, which nobody but itself may raise. Of a stranger, only an introduction
+that says it is reachable makes a member; its death leaves a tombstone.
+
+A view is older than gossip: a death that it reports of a member that is reachable here
+opens a suspicion only. So healed halves, each of which holds the other for dead, find
+each other again without anyone dying of it.
+
+Bounds: the table's. One rumour a member waits to be spread, the newest. What is malformed
+or too much is counted in `dropped`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from tensorhub_p2p.config import SwimConfig
+from tensorhub_p2p.protocol.dissemination import Dissemination
+from tensorhub_p2p.protocol.health import LocalHealth
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.machine import Outbox
+from tensorhub_p2p.protocol.members import GONE, Members, MemberView, rank
+from tensorhub_p2p.protocol.messages import Rumour, Status
+from tensorhub_p2p.protocol.suspicion import Suspicions
+from tensorhub_p2p.protocol.swim_events import MemberChanged, Refuted, WasAbsent
+
+MAX_INCARNATION = 1 << 53
+"""No honest peer refutes that often; a higher one can't be raised on the wire for ever."""
+
+OnChange = Callable[[float, MemberView, Status | None], None]
+"""`(now, member, old status)`; the old one is None for a newcomer."""
+
+
+class Opinions:
+    """What one peer holds of itself and all others, and what it says of it."""
+
+    def __init__(
+        self,
+        me: PeerInfo,
+        config: SwimConfig,
+        members: Members,
+        outbox: Outbox,
+        dropped: Counter[str],
+        health: LocalHealth,
+        on_change: OnChange,
+    ) -> None:
+        self.me = me
+        self.incarnation = 0
+        self.verdicts = Suspicions()
+        """Of each silent member: when it is to be declared dead."""
+        self.rumours: Dissemination[PeerId, Rumour] = Dissemination()
+        self._config = config
+        self._members = members
+        self._outbox = outbox
+        self._dropped = dropped
+        self._health = health
+        self._on_change = on_change
+
+    # -- what others say --
+
+    def hear_all(self, now: float, rumours: Iterable[Rumour]) -> None:
+        for rumour in rumours:
+            self.hear(now, rumour)
+
+    def hear_view(self, now: float, view: Iterable[Rumour], sender: PeerId) -> None:
+        """A view may be old: a death in it is taken for an accusation."""
+        for claim in view:
+            if claim.status is Status.DEAD and self._members.is_reachable(claim.peer):
+                claim = msgspec.structs.replace(claim, status=Status.SUSPECT, accuser=sender)
+            self.hear(now, claim)
+
+    def hear(self, now: float, rumour: Rumour) -> None:
+        """Merge one claim, whoever it came from."""
+        known = self._members.get(rumour.peer)
+        if known is not None and rank(rumour) < known.rank:
+            return
+        info = rumour.info
+        if rumour.incarnation > MAX_INCARNATION or (info and info.peer_id != rumour.peer):
+            self._dropped["malformed rumour"] += 1
+        elif rumour.peer == self.me.peer_id:
+            self._hear_of_self(rumour)
+        elif known is None:
+            self._hear_of_stranger(now, rumour)
+        elif rank(rumour) > known.rank:
+            self._accept(now, rumour, known.info, known)
+        elif self.verdicts.confirm(rumour.peer, rumour.accuser):
+            self.rumours.put(rumour.peer, _bare(rumour))
+
+    # -- what this peer finds itself --
+
+    def accuse(self, now: float, peer: PeerId, status: Status) -> None:
+        """This peer itself has found a member silent (SUSPECT or UNRESPONSIVE) or dead."""
+        known = self._members.get(peer)
+        if known is not None and known.is_reachable:
+            self.hear(now, Rumour(peer, known.incarnation, status, None, self.me.peer_id))
+
+    def claim(self, status: Status) -> Rumour:
+        """What this peer says of itself, by way of introduction."""
+        return Rumour(self.me.peer_id, self.incarnation, status, self.me)
+
+    # -- merging --
+
+    def _hear_of_self(self, claim: Rumour) -> None:
+        """Refute whatever would beat "alive" at the own incarnation (SWIM §4.2)."""
+        if rank(claim) <= (self.incarnation, Status.ALIVE):
+            return
+        self.incarnation = claim.incarnation + 1
+        self._health.note(+1)
+        revived = claim.status in GONE
+        refutation = self.claim(Status.ALIVE)
+        self.rumours.put(self.me.peer_id, refutation if revived else _bare(refutation))
+        self._outbox.emit(WasAbsent(f"it was held for {claim.status.name.lower()}"))
+        self._outbox.emit(Refuted(self.incarnation, claim.status))
+
+    def _hear_of_stranger(self, now: float, rumour: Rumour) -> None:
+        """Only one that is reachable, and introduced, becomes a member."""
+        last = self._members.rank(rumour.peer)
+        if last is not None and rank(rumour) <= last:
+            return
+        if rumour.status in GONE:
+            self._members.bury(rumour.peer, rank(rumour))
+        elif rumour.info is not None:
+            self._accept(now, rumour, rumour.info, None)
+
+    def _accept(self, now: float, rumour: Rumour, info: PeerInfo, known: MemberView | None) -> None:
+        """This claim holds from now on: store it, act on it and pass it on."""
+        old = known.status if known is not None else None
+        member = MemberView(info, rumour.incarnation, rumour.status, now)
+        if not self._members.put(member):
+            self._dropped["newcomer beyond max_members"] += 1
+            return
+        same_life = known is not None and known.incarnation == rumour.incarnation
+        cap = self.verdicts.cap(rumour.peer) if same_life else math.inf
+        self.verdicts.cancel(rumour.peer)
+        if rumour.status is Status.SUSPECT:
+            self._suspect(now, rumour, cap)
+        elif rumour.status is Status.UNRESPONSIVE:
+            self._wait_for(now, rumour, cap)
+        introduction = rumour.status is Status.ALIVE and (old is None or old in GONE)
+        spread = msgspec.structs.replace(rumour, info=info if introduction else None)
+        self.rumours.put(rumour.peer, spread)
+        self._on_change(now, member, old)
+        if rumour.status is not old:
+            self._outbox.emit(MemberChanged(member, old))
+
+    # -- verdicts --
+
+    def _suspect(self, now: float, rumour: Rumour, cap: float) -> None:
+        shortest = self.shortest_suspicion()
+        expected = self._config.suspicion_confirmations
+        others = self._members.num_reachable - 1
+        self.verdicts.start(
+            now,
+            rumour.peer,
+            rumour.accuser,
+            expected=expected if others >= expected else 0,
+            shortest=shortest,
+            longest=shortest * self._config.suspicion_max_multiplier,
+            cap=cap,
+        )
+
+    def _wait_for(self, now: float, rumour: Rumour, cap: float) -> None:
+        limit = self._config.unresponsive_limit
+        self.verdicts.start(
+            now, rumour.peer, rumour.accuser, expected=0, shortest=limit, longest=limit, cap=cap
+        )
+
+    def shortest_suspicion(self) -> float:
+        """Seconds that a suspicion lasts once it is confirmed (memberlist's formula)."""
+        scale = max(1.0, math.log10(self._members.num_reachable + 1))
+        return self._config.suspicion_multiplier * scale * self._config.probe_interval
+
+
+def _bare(rumour: Rumour) -> Rumour:
+    """Without the introduction, which only newcomers and the returned need."""
+    return msgspec.structs.replace(rumour, info=None)
