@@ -198,15 +198,7 @@ class Swim:
 
     def next_wakeup(self) -> float | None:
         """When something falls due; None for a peer that is alone or has left."""
-        if self._left:
-            return None
-        return earliest(
-            self._prober.next_wakeup(),
-            self._opinions.verdicts.next_deadline(),
-            self._seeds.next_wakeup(),
-            self._gossip.next_wakeup(),
-            self._views.next_wakeup(),
-        )
+        return None if self._left else self._planned
 
     # -- commands --
 
@@ -285,6 +277,7 @@ class Swim:
     def hint(self, model: str, epoch: int, version: int) -> None:
         """Tell every member that this version exists, unless a newer one is known."""
         self._hints.note(VersionHint(model, epoch, version))
+        self._plan()
 
     def tell(self, now: float, summary: ZoneSummary) -> bool:
         """Tell every member what a zone says of itself; False if that is no news here."""
@@ -510,7 +503,17 @@ class Swim:
                 self.outbox.emit(Look(peer))
         self._gossip.start(now)
         self._last_call = now
-        self._planned = self.next_wakeup()
+        self._plan()
+
+    def _plan(self) -> None:
+        """Each call may move what falls due next, and ends with this."""
+        self._planned = earliest(
+            self._prober.next_wakeup(),
+            self._opinions.verdicts.next_deadline(),
+            self._seeds.next_wakeup(),
+            self._gossip.next_wakeup(),
+            self._views.next_wakeup(),
+        )
 
     # -- what is said of this peer --
 
