@@ -137,6 +137,9 @@ class Cluster:
         viewer = next(iter(self.peers.values()))
         return [self.everyone[p] for p in viewer.directory.owners(key)]
 
+    def owners_by(self, viewer: Peer, key: Key = KEY) -> list[Peer]:
+        return [self.everyone[p] for p in viewer.directory.owners(key)]
+
     def ended(self, peer: Peer, request: int, limit: float = 10.0) -> Event:
         """Run until the request of this peer has ended."""
         self.net.settle(peer.me)

@@ -31,13 +31,13 @@ def test_new_owners_fetch_what_the_earlier_ones_hold() -> None:
     cluster = Cluster(seed=1, peers=4, config=PULL_ONLY)
     for number, key in enumerate(KEYS):
         cluster.write(cluster[number % 4], "a", number, key)
-    for _ in range(8):
+    for _ in range(6):
         joined(cluster)
     for old in range(4):
         cluster.spread(Rumour(cluster[old].me, 0, Status.LEFT))
         cluster.net.run_for(1.0)
         for number, key in enumerate(KEYS):
-            assert cluster.read(cluster[4 + number % 8], key) == {"a": number}
+            assert cluster.read(cluster[4 + number % 6], key) == {"a": number}
         cluster.crash(cluster[old])
 
 
@@ -309,3 +309,21 @@ def test_a_completed_write_is_seen_by_later_reads_while_many_join(
         churn.run(churn.draw.random() * 0.2)
     churn.rest()
     assert churn.reads > 20
+
+
+def test_an_owner_that_was_held_for_silent_learns_what_the_others_took_before_it_answers() -> None:
+    cluster = Cluster(seed=7, peers=5, config=PULL_ONLY)
+    cluster.write(cluster[0], "a", 1)
+    absent, behind, keeper = cluster.owners()
+    others = [peer for peer in cluster.peers.values() if peer is not absent]
+    for peer in others:
+        cluster.tell(peer, Rumour(absent.me, 0, Status.UNRESPONSIVE))
+    (stand_in,) = [p for p in cluster.owners_by(others[0]) if p not in (behind, keeper)]
+    cluster.net.partition([stand_in.me], [behind.me])
+    cluster.write(stand_in, "b", 2)  # held by the keeper and the stand-in only
+    cluster.net.heal()
+    for peer in others:
+        cluster.tell(peer, Rumour(absent.me, 1, Status.ALIVE))
+    cluster.net.pause(keeper.me)
+    absent.directory.was_absent(cluster.now)
+    assert cluster.read(absent) == {"a": 1, "b": 2}

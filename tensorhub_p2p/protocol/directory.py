@@ -245,6 +245,10 @@ class Directory:
                 when = now + self._rng.random() * self._config.rewrite_jitter
                 heappush(self._rewrites, (when, key, name))
 
+    def was_absent(self, now: float) -> None:
+        """This peer was paused, cut off or held for silent: its copies may be behind."""
+        self._owner.was_absent(now)
+
     def forget(self, writers: Collection[PeerId]) -> None:
         """As an owner, drop all that these peers wrote; for peers that are dead for good."""
         self._owner.forget(writers)

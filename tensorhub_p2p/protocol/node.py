@@ -54,7 +54,13 @@ from tensorhub_p2p.protocol.pending import PendingRecords
 from tensorhub_p2p.protocol.publishing import Whole
 from tensorhub_p2p.protocol.shard import ShardNode
 from tensorhub_p2p.protocol.swim import Swim
-from tensorhub_p2p.protocol.swim_events import Evidence, MemberChanged, MemberForgotten, Refuted
+from tensorhub_p2p.protocol.swim_events import (
+    Evidence,
+    MemberChanged,
+    MemberForgotten,
+    Refuted,
+    WasAbsent,
+)
 from tensorhub_p2p.protocol.verbs import (
     Answer,
     Failed,
@@ -358,6 +364,8 @@ class Node:
         elif isinstance(event, Whole):
             order = event.publication.order
             self.swim.hint(event.model, *order)
+        elif isinstance(event, WasAbsent):
+            self.directory.was_absent(now)
         elif isinstance(event, Refuted) and event.claim in GONE:
             for shard in self.shards.values():
                 shard.declared_dead(now)

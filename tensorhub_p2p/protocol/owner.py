@@ -372,6 +372,19 @@ class Owner:
             lapse = None if alone else now + self._config.returned_seconds
             self._reown(now, key, held, others, lapse)
 
+    def was_absent(self, now: float) -> None:
+        """The others may have gone on without this peer, and with another ring."""
+        others = self.ring.of_members(m for m in self.ring.members if m != self.me)
+        self._past.add(others)
+        if not len(others):
+            return
+        for key, held in self._held.items():
+            if self.me in held.debts.served:
+                lapse = now + self._config.returned_seconds
+                held.debts.absent(others.owners(key, self._config.replicas), lapse)
+                self._end_merge(key, held)
+                self._warm_later(key, held, now + self._rng.random() * self._config.warm_spread)
+
     def _reown(
         self, now: float, key: Key, held: KeyCopy, others: Ring | None, lapse: float | None
     ) -> None:

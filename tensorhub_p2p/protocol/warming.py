@@ -24,7 +24,8 @@ comes next: that follows from membership. While views differ, requests wait.)
 
 What a peer owes at first touch of a key: each set of its ring history that it wasn't in.
 A peer that was alone (it just joined) also counts the ring of those that appeared as an
-earlier one. When departed members return (a partition healed), their ring is owed for the
+earlier one. A peer that was itself absent for a while (paused, cut off, or held for silent)
+counts the ring of all others without itself as an earlier one, and owes it for all keys. When departed members return (a partition healed), their ring is owed for the
 keys whose owners change by it, for `returned_seconds` at most.
 
 A set is settled by answers from a majority of it (the peer itself counts in a set it is
@@ -111,6 +112,12 @@ class Debts:
             self.successor = ()
         self.owed.pop(tuple(sorted(served)), None)
 
+    def absent(self, others: Owners, lapse: float) -> None:
+        """While this peer was absent, `others` may have taken writes as this key's owners."""
+        self.settled.discard(tuple(sorted(others)))
+        self.answered.clear()
+        self.owe(others, lapse)
+
     def close(self, until: float, successor: Owners) -> None:
         """Take no request for the set served here: `successor` is being merged from it."""
         successor = tuple(sorted(successor))
@@ -169,6 +176,8 @@ class Past:
 
     def add(self, ring: Ring) -> None:
         if len(ring):
+            if ring in self._rings:
+                self._rings.remove(ring)
             self._rings.append(ring)
 
     def debts(self, me: PeerId, key: Key, n: int, served: Owners) -> Debts:
