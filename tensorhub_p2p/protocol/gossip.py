@@ -9,8 +9,9 @@ one recently dead, which should learn that it is held for dead, and refute. The 
 after a calm leaves at once, so that it crosses the cluster at the speed of the network
 instead of that of the rounds.
 
-Whoever writes to a member that it holds for silent or gone tells it so first (Lifeguard
-§3.3, "buddy system").
+Whoever writes to a member that it holds for silent or gone tells it so (Lifeguard §3.3,
+"buddy system"), and nothing else: news that is sent to the dead is as good as lost, and each
+piece is sent a limited number of times.
 
 Bounds: rumours, version hints and zone summaries each have a queue and a byte budget of
 their own, so that none starves another.
@@ -85,6 +86,9 @@ class Gossiper:
 
     def gossip_to(self, peer: PeerId) -> None:
         """All kinds of news, as much as fits."""
+        if self._is_silent(peer):
+            self.send(peer, Gossip())
+            return
         limit = self._retransmit_limit()
         hints = self._hints.take(self._config.max_hint_bytes, limit) if self._hints else ()
         summaries = (
@@ -93,16 +97,23 @@ class Gossiper:
         self.send(peer, Gossip(hints=hints, summaries=summaries))
 
     def send(self, to: PeerId, message: Message) -> None:
-        """Send with as many rumours as fit; what the addressee must refute goes first."""
-        rumours = self._rumours.take(self._config.max_rumour_bytes, self._retransmit_limit())
+        """Send with as many rumours as fit; or with what the addressee must refute."""
+        rumours: tuple[Rumour, ...]
         held = self._members.rank(to)
         if held is not None and held[1] is not Status.ALIVE:
-            rumours = (Rumour(to, held[0], held[1], None, self._me), *rumours)
+            rumours = (Rumour(to, *held, None, self._me),)
+        else:
+            budget = self._config.max_rumour_bytes
+            rumours = self._rumours.take(budget, self._retransmit_limit())
         if isinstance(message, Ack):
             message = Ack(message.seq, rumours, self._fingerprint())
         elif rumours:
             message = msgspec.structs.replace(message, rumours=rumours)
         self._outbox.send(to, message)
+
+    def _is_silent(self, peer: PeerId) -> bool:
+        held = self._members.rank(peer)
+        return held is not None and held[1] is not Status.ALIVE
 
     def _pending(self) -> bool:
         if not self._members.num_reachable:

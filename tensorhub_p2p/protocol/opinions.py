@@ -18,8 +18,9 @@ above the claim's, which nobody but itself may raise. Of a stranger, only an int
 that says it is reachable makes a member; its death leaves a tombstone.
 
 A view is older than gossip: a death that it reports of a member that is reachable here
-opens a suspicion only. So healed halves, each of which holds the other for dead, find
-each other again without anyone dying of it.
+opens a suspicion only, and is *reported*: whoever finds the member silent itself (swim.py
+probes it at once) needs no more than that. So healed halves, each of which holds the other
+for dead, find each other again without anyone dying of it, and who missed a death catches up.
 
 Bounds: the table's. One rumour a member waits to be spread, the newest. What is malformed
 or too much is counted in `dropped`.
@@ -36,7 +37,7 @@ import msgspec
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.dissemination import Dissemination
 from tensorhub_p2p.protocol.health import LocalHealth
-from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Outbox
 from tensorhub_p2p.protocol.members import GONE, Members, MemberView, rank
 from tensorhub_p2p.protocol.messages import Rumour, Status
@@ -67,7 +68,9 @@ class Opinions:
         self.incarnation = 0
         self.verdicts = Suspicions()
         """Of each silent member: when it is to be declared dead."""
-        self.rumours: Dissemination[PeerId, Rumour] = Dissemination()
+        self.rumours: Dissemination[PeerId, Rumour] = Dissemination(config.max_members + 1)
+        self._reported: dict[PeerId, int] = {}
+        """By reachable member: the incarnation of which a view said that it is dead."""
         self._config = config
         self._members = members
         self._outbox = outbox
@@ -81,12 +84,23 @@ class Opinions:
         for rumour in rumours:
             self.hear(now, rumour)
 
-    def hear_view(self, now: float, view: Iterable[Rumour], sender: PeerId) -> None:
-        """A view may be old: a death in it is taken for an accusation."""
+    def hear_view(self, now: float, view: Iterable[Rumour], sender: PeerId) -> list[PeerId]:
+        """A view may be old: a death in it is taken for an accusation. Names the accused."""
+        accused = []
         for claim in view:
-            if claim.status is Status.DEAD and self._members.is_reachable(claim.peer):
+            known = self._members.get(claim.peer)
+            if claim.status is Status.DEAD and known is not None and known.is_reachable:
+                if claim.incarnation >= known.incarnation:
+                    self._reported[claim.peer] = claim.incarnation
+                    accused.append(claim.peer)
                 claim = msgspec.structs.replace(claim, status=Status.SUSPECT, accuser=sender)
             self.hear(now, claim)
+        return accused
+
+    def is_reported_dead(self, peer: PeerId) -> bool:
+        """Whether a view that knew this member's present life said that it is dead."""
+        known = self._members.get(peer)
+        return known is not None and self._reported.get(peer, -1) >= known.incarnation
 
     def hear(self, now: float, rumour: Rumour) -> None:
         """Merge one claim, whoever it came from."""
@@ -94,7 +108,8 @@ class Opinions:
         if known is not None and rank(rumour) < known.rank:
             return
         info = rumour.info
-        if rumour.incarnation > MAX_INCARNATION or (info and info.peer_id != rumour.peer):
+        forged = rumour.peer == NOBODY or (info is not None and info.peer_id != rumour.peer)
+        if forged or rumour.incarnation > MAX_INCARNATION:
             self._dropped["malformed rumour"] += 1
         elif rumour.peer == self.me.peer_id:
             self._hear_of_self(rumour)
@@ -151,6 +166,8 @@ class Opinions:
         same_life = known is not None and known.incarnation == rumour.incarnation
         cap = self.verdicts.cap(rumour.peer) if same_life else math.inf
         self.verdicts.cancel(rumour.peer)
+        if self._reported and (not member.is_reachable or not same_life):
+            self._reported.pop(rumour.peer, None)
         if rumour.status is Status.SUSPECT:
             self._suspect(now, rumour, cap)
         elif rumour.status is Status.UNRESPONSIVE:

@@ -62,7 +62,14 @@ from tensorhub_p2p.protocol.health import LocalHealth
 from tensorhub_p2p.protocol.hints import Hints
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Outbox, earliest
-from tensorhub_p2p.protocol.members import GONE, Members, MemberView, fingerprint, part_of
+from tensorhub_p2p.protocol.members import (
+    GONE,
+    PARTS,
+    Members,
+    MemberView,
+    fingerprint,
+    part_of,
+)
 from tensorhub_p2p.protocol.messages import (
     Ack,
     Gossip,
@@ -288,7 +295,7 @@ class Swim:
     def absorb(self, now: float, view: Iterable[Rumour]) -> None:
         """Merge somebody's view of members into the own one."""
         if not self._left:
-            self._opinions.hear_view(now, view, NOBODY)
+            self._hear_view(now, view, NOBODY)
             self._finish(now)
 
     # -- questions --
@@ -394,27 +401,32 @@ class Swim:
             if message.dialled and self._seeds.note_own(message.dialled):
                 self.outbox.emit(SeedIsSelf(message.dialled))
             return
-        if message.info.peer_id != sender:
+        if not _is_sound(message, sender):
             self.dropped["forged view"] += 1
             return
         if message.joining and self._members.rank(sender) is None:
             self._clear_address(now, message.info)
-        self._opinions.hear_view(now, message.view, sender)
+        self._hear_view(now, message.view, sender)
         self._hear_hints(message.hints)
         self._hear_summaries(message.summaries)
         self._views.reply(sender, message)
 
     def _on_push_pull_reply(self, now: float, sender: PeerId, message: PushPullReply) -> None:
-        if message.info.peer_id != sender or sender == self.me.peer_id:
+        if not _is_sound(message, sender) or sender == self.me.peer_id:
             self.dropped["forged view"] += 1
             return
-        self._opinions.hear_view(now, message.view, sender)
+        self._hear_view(now, message.view, sender)
         self._hear_hints(message.hints)
         self._hear_summaries(message.summaries)
         self._seeds.note_answer(message.dialled, sender)
         self._note_joined(now, message.dialled, sender)
         if message.hello:
             self._views.compare_with(sender)
+
+    def _hear_view(self, now: float, view: Iterable[Rumour], sender: PeerId) -> None:
+        """Whom it holds for dead, and this peer doesn't, is probed at once."""
+        for peer in self._opinions.hear_view(now, view, sender):
+            self._prober.probe_now(now, peer)
 
     def _note_joined(self, now: float, dialled: str, peer: PeerId) -> None:
         if not self._seeds.joined and self._seeds.is_seed(dialled):
@@ -456,15 +468,15 @@ class Swim:
         elif finding in PROCESS_IS_THERE:
             self._opinions.accuse(now, peer, Status.UNRESPONSIVE)
         elif silence.heard_anybody or not self._hears_nobody(now):
-            self._opinions.accuse(now, peer, Status.SUSPECT)
+            reported = self._opinions.is_reported_dead(peer)
+            self._opinions.accuse(now, peer, Status.DEAD if reported else Status.SUSPECT)
 
     def _hears_nobody(self, now: float) -> bool:
         """Whether this peer may be the one that is cut off (for `doubt_limit`, then not)."""
-        silence = now - self._last_heard
-        patience = self._config.probe_interval * self._health.stretch
+        silence = now - self._last_heard  # not stretched: deafness itself ruins the health
         return (
             self._members.num_reachable >= ENOUGH_TO_DOUBT
-            and patience <= silence < self._config.doubt_limit
+            and self._config.probe_interval <= silence < self._config.doubt_limit
         )
 
     def _hasten(self, now: float, peer: PeerId, seconds: float) -> None:
@@ -545,3 +557,9 @@ class Swim:
         self._prober.restart(now)
         self._views.hasten(now)
         self.outbox.emit(WasAbsent(f"it did not run for {gap:.1f} s"))
+
+
+def _is_sound(message: PushPull | PushPullReply, sender: PeerId) -> bool:
+    """It speaks for its sender, and about parts that a view has."""
+    parts = message.parts
+    return message.info.peer_id == sender and len(parts) <= PARTS and max(parts, default=0) < PARTS

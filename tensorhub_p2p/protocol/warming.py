@@ -25,8 +25,9 @@ comes next: that follows from membership. While views differ, requests wait.)
 What a peer owes at first touch of a key: each set of its ring history that it wasn't in.
 A peer that was alone (it just joined) also counts the ring of those that appeared as an
 earlier one. A peer that was itself absent for a while (paused, cut off, or held for silent)
-counts the ring of all others without itself as an earlier one, and owes it for all keys. When departed members return (a partition healed), their ring is owed for the
-keys whose owners change by it, for `returned_seconds` at most.
+counts the ring of all others without itself as an earlier one, and owes it for all keys. When
+departed members return (a partition healed), their ring is owed for the keys whose owners
+change by it, for `returned_seconds` at most.
 
 A set is settled by answers from a majority of it (the peer itself counts in a set it is
 in), or, where deaths rule that out, from all of it that can still be reached. Answers are
