@@ -47,8 +47,8 @@ class SwimConfig(Checked):
     """Seconds between two rounds of gossip."""
     gossip_nodes: int = 3
     """Peers gossiped to in a round."""
-    retransmit_multiplier: int = 4
-    """A rumour is sent this × ⌈log10(N+1)⌉ times."""
+    retransmit_multiplier: int = 6
+    """A rumour is sent this × ⌈log10(N+1)⌉ times, so that hardly ever a peer misses one."""
     push_pull_interval: float = 30.0
     """Seconds between two comparisons of views with a random member, up to 32 members; above,
     it grows by as much again with each doubling (memberlist's scaling)."""
@@ -134,11 +134,10 @@ class ZonesConfig(Checked):
     settle_seconds: float = 10.0
     """Seconds for which a member must have been alive before it becomes a gateway, if there
     are others that were."""
-    linger_seconds: float = 15.0
-    """Seconds after which a gateway that others have replaced stops being one; above
-    `settle_seconds`, so that one that was suspected for a moment stays."""
+    linger_seconds: float = 5.0
+    """Seconds after which a gateway that others have replaced stops being one."""
     review_interval: float = 1.0
-    """Seconds after which it is looked again who is a gateway, changes or not."""
+    """Seconds after which a gateway looks again who the gateways are, changes or not."""
     summary_interval: float = 1.0
     """Shortest time, in seconds, between two summaries that a zone writes."""
     takeover_seconds: float = 5.0
@@ -152,11 +151,6 @@ class ZonesConfig(Checked):
         if not self.gateways <= self.named <= 8:
             raise ConfigError(
                 f"ZonesConfig.named = {self.named}: must be from gateways = {self.gateways} to 8"
-            )
-        if self.linger_seconds <= self.settle_seconds:
-            raise ConfigError(
-                f"ZonesConfig.linger_seconds = {self.linger_seconds}: must be above "
-                f"settle_seconds = {self.settle_seconds}"
             )
 
 
@@ -266,10 +260,25 @@ class WireConfig(Checked):
     """Messages queued for one connection; more are dropped (and counted)."""
     handshake_timeout: float = 5.0
     """Seconds a connection may take for its handshake."""
-    heartbeat_interval: float = 1.0
-    """Seconds between ZMTP heartbeats."""
-    heartbeat_timeout: float = 3.0
-    """Seconds without a heartbeat's answer until a connection counts as lost."""
+    heartbeat_interval: float = 2.0
+    """Seconds between ZMTP heartbeats on connections that carry messages."""
+    heartbeat_timeout: float = 8.0
+    """Seconds without a heartbeat's answer until such a connection counts as lost."""
+    watch_interval: float = 0.25
+    """Seconds between ZMTP heartbeats on watch connections."""
+    watch_timeout: float = 1.0
+    """Seconds without a heartbeat's answer until a watch counts as lost."""
+    watch_connect_timeout: float = 2.0
+    """Seconds without an answer until a watch that is renewed counts as unreachable."""
+    watch_retry_limit: float = 4.0
+    """Longest pause, in seconds, between two tries to renew a watch (doubling up to it)."""
+    look_timeout: float = 0.4
+    """Seconds for a look at a silent peer's sockets; less than a probe has left when it goes
+    indirect."""
+    unheard_log_interval: float = 60.0
+    """Seconds until it is logged again that what this peer sends seems to get lost."""
+    listen_backlog: int = 1024
+    """Connections that the kernel accepts for a process that stands still."""
     resolve_retry: float = 0.5
     """Seconds until a name that could not be resolved is looked up again."""
     connect_timeout: float = 3.0
@@ -284,6 +293,15 @@ class WireConfig(Checked):
     """Calls waiting for the control thread; beyond it their callers wait for room."""
     close_linger: float = 0.5
     """Seconds that closing may take to get the last messages out."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.watch_interval >= self.watch_timeout:
+            raise ConfigError(
+                f"WireConfig.watch_timeout = {self.watch_timeout}: must be above "
+                f"watch_interval = {self.watch_interval}"
+            )
+
 
 
 @dataclass(frozen=True)

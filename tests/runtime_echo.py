@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +17,7 @@ from tensorhub_p2p.config import WireConfig
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event, Outbox
 from tensorhub_p2p.protocol.messages import Ack, Message, Ping
+from tensorhub_p2p.protocol.swim_events import Evidence
 from tensorhub_p2p.runtime.control import ControlThread
 from tensorhub_p2p.runtime.links import Links
 from tensorhub_p2p.runtime.monitor import Fact, LinkFact
@@ -23,8 +26,6 @@ PATIENCE = 15.0
 """Seconds that a test waits for something that must happen."""
 
 QUICK = WireConfig(handshake_timeout=1.0)
-IMPATIENT = WireConfig(handshake_timeout=1.0, heartbeat_interval=0.3, heartbeat_timeout=1.5)
-"""Notices a silent process within seconds; on a busy machine it may see one where none is."""
 
 
 class Echo:
@@ -59,8 +60,13 @@ class EchoPeer:
         self.links = Links(self.me, cluster, "z", config=config, **links)
         self.events: queue.Queue[Event] = queue.Queue()
         self.facts: queue.Queue[LinkFact] = queue.Queue()
+        self.evidence: queue.Queue[tuple[PeerId, Evidence]] = queue.Queue()
         self.control = ControlThread(
-            self.machine, self.links, self.events.put, lambda _now, fact: self.facts.put(fact)
+            self.machine,
+            self.links,
+            self.events.put,
+            lambda _now, fact: self.facts.put(fact),
+            on_evidence=lambda _now, peer, evidence: self.evidence.put((peer, evidence)),
         )
         self.faults_expected = False
 
@@ -108,6 +114,19 @@ class EchoPeer:
                 return fact
         raise AssertionError(f"no {until} about {address}: {self.links.describe(address)}")
 
+    def watch(self, *peers: PeerId) -> None:
+        self.control.call(lambda now: self.links.watch(lambda: peers)).result(5)
+
+    def look(self, peer: PeerId) -> None:
+        self.control.call(lambda now: self.links.look(peer)).result(5)
+
+    def evidence_until(self, last: Evidence, timeout: float = PATIENCE) -> list[Evidence]:
+        """What the sockets told of whomever, up to and with `last`."""
+        told = [self.evidence.get(timeout=timeout)[1]]
+        while told[-1] is not last:
+            told.append(self.evidence.get(timeout=timeout)[1])
+        return told
+
     def reach(self, other: EchoPeer) -> None:
         """Exchange one ping and ack, retrying while links rest."""
         eventually(lambda: self._reached(other), f"{other.address} answers")
@@ -143,6 +162,20 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@contextmanager
+def deaf_address() -> Iterator[str]:
+    """An address from which no answer comes, as in a network that drops everything."""
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):  # beyond its backlog the kernel drops what asks for a connection
+            dial = opened.enter_context(socket.socket())
+            dial.setblocking(False)
+            dial.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def has_ipv6_loopback() -> bool:

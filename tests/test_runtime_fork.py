@@ -117,3 +117,28 @@ def body():
         assert mine.next_ack()[0] == a.me
 in_child(body)
 """)
+
+
+def test_the_child_keeps_nothing_open_that_would_hide_the_parents_death() -> None:
+    run("""
+import socket
+port = a.links.bound.port
+def bound_here():
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            sock = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        with sock:
+            if sock.family == socket.AF_INET and sock.getsockname()[1] == port:
+                found.append(name)
+    return found
+b.watch(a.me)
+b.reach(a)
+assert len(bound_here()) >= 2, "it listens, and b has connected"
+def body():
+    assert bound_here() == []
+in_child(body)
+assert len(bound_here()) >= 2
+""")

@@ -207,17 +207,19 @@ def test_a_burst_beyond_one_batch_arrives_whole() -> None:
         assert got[1:] == [Ack(n) for n in range(500)]
 
 
-def test_watched_peers_keep_their_connection_whatever_else_is_dialled() -> None:
+def test_watches_do_not_count_for_the_bound_and_stay_whatever_else_is_dialled() -> None:
     config = WireConfig(max_connections=1)
     with EchoPeer(config=config) as a, EchoPeer() as b, EchoPeer() as c, EchoPeer() as d:
         a.ping(b.address)
         a.next_ack()
-        a.control.call(lambda now: a.links.watch([b.me])).result(5)
+        a.watch(b.me)
+        eventually(lambda: a.links._watching.is_up(b.me), "the watch stands")
         for other in (c, d):
             a.ping(other.address)
             assert a.next_ack()[0] == other.me
-        assert b.address in a.links._outgoing._open
-        assert len(a.links._outgoing._open) == 2
+        assert list(a.links._outgoing._open) == [d.address]
+        assert a.links._watching.is_up(b.me)
+        assert a.evidence.empty()
 
 
 def test_a_message_too_large_for_the_wire_is_dropped_by_its_sender() -> None:

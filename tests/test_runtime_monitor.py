@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
-import os
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import pytest
 import zmq
-from runtime_echo import IMPATIENT, PATIENCE, EchoPeer, free_port
+from runtime_echo import PATIENCE, EchoPeer, deaf_address, free_port
 
-from tensorhub_p2p.protocol.identity import PeerId
+from tensorhub_p2p.config import WireConfig
+from tensorhub_p2p.protocol.identity import PeerInfo
+from tensorhub_p2p.protocol.swim_events import Evidence
 from tensorhub_p2p.runtime.monitor import Fact, Link, LinkFact, LinkState, advance
 
 SECRET, OTHER = "a secret that is long enough", "another secret of good length"
@@ -95,14 +91,10 @@ def test_a_closed_port_is_gone_and_counted_in_a_row() -> None:
         assert "connection refused, 2 times in a row" in a.links.describe(dead)
 
 
-def test_a_timeout_is_unreachable_and_never_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with EchoPeer() as a:
-        # As a dial into a network that drops everything ends.
-        redialer = a.links._outgoing._redialer
-        monkeypatch.setattr(redialer, "_timeout", -1.0)
-        monkeypatch.setattr("tensorhub_p2p.runtime.redial._PENDING", range(200))
-        monkeypatch.setattr(socket.socket, "getsockopt", lambda *args: 0)
-        fact = a.keep_pinging(f"127.0.0.1:{free_port()}", Fact.UNREACHABLE)
+def test_a_timeout_is_unreachable_and_never_gone() -> None:
+    config = WireConfig(handshake_timeout=1.0, connect_timeout=0.3)
+    with EchoPeer(config=config) as a, deaf_address() as address:
+        fact = a.keep_pinging(address, Fact.UNREACHABLE)
         assert "timed out" in fact.detail
 
 
@@ -113,40 +105,6 @@ def test_a_name_that_does_not_resolve_is_unreachable_and_named() -> None:
         assert "can't be resolved" in a.links.describe("nowhere.invalid:7946")
 
 
-def _run_echo(pipe: Connection) -> None:
-    with EchoPeer() as peer:
-        pipe.send((peer.me, peer.address))
-        if pipe.recv() == "hold":
-            pipe.send("holding")
-            ctypes.PyDLL(None).usleep(2_500_000)  # a PyDLL's functions keep Python's lock
-            pipe.send("held")
-            pipe.recv()
-
-
-@contextmanager
-def process(pipe: list[Connection] | None = None) -> Iterator[tuple[BaseProcess, PeerId, str]]:
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    child = spawn.Process(target=_run_echo, args=(theirs,))
-    child.start()
-    theirs.close()
-    try:
-        me, address = ours.recv()
-        if pipe is not None:
-            pipe.append(ours)
-        yield child, me, address
-    finally:
-        child.kill()
-        child.join()
-
-
-def watch(a: EchoPeer, peer: PeerId, address: str) -> None:
-    a.keep_pinging(address, Fact.UP)
-    assert a.next_ack()[0] == peer
-    a.control.call(lambda now: a.links.watch([peer])).result(5)
-    a.reach_peer(peer)
-
-
 def facts_until(a: EchoPeer, last: Fact) -> list[LinkFact]:
     facts = [a.facts.get(timeout=PATIENCE)]
     while facts[-1].fact is not last:
@@ -154,64 +112,38 @@ def facts_until(a: EchoPeer, last: Fact) -> list[LinkFact]:
     return facts
 
 
-@pytest.mark.processes
-def test_a_killed_process_is_lost_and_then_gone_with_nothing_sent() -> None:
-    with EchoPeer() as a, process() as (child, peer, address):
-        watch(a, peer, address)
-        child.kill()
-        facts = facts_until(a, Fact.GONE)
-        assert [f.fact for f in facts] == [Fact.LOST, Fact.GONE]
-        assert all(f.peers == (peer,) for f in facts)
-
-
-@pytest.mark.processes
-def test_a_stopped_process_is_lost_but_not_gone_and_comes_back_up() -> None:
-    with EchoPeer(config=IMPATIENT) as a, process() as (child, peer, address):
-        watch(a, peer, address)
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGSTOP)
-        try:
-            facts = facts_until(a, Fact.SILENT)
-        finally:
-            os.kill(child.pid, signal.SIGCONT)
-        assert [f.fact for f in facts][-2:] == [Fact.LOST, Fact.SILENT]
-        assert Fact.GONE not in [f.fact for f in facts]
-        facts_until(a, Fact.UP)
-        a.reach_peer(peer)
-
-
-@pytest.mark.processes
-def test_a_process_that_holds_pythons_lock_is_not_lost_and_takes_new_connections() -> None:
-    pipes: list[Connection] = []
-    with EchoPeer(config=IMPATIENT) as a, EchoPeer() as late, process(pipes) as (_, peer, address):
-        watch(a, peer, address)
-        pipes[0].send("hold")
-        assert pipes[0].recv() == "holding"
-        late.keep_pinging(address, Fact.UP)
-        # Still holding: nothing but the I/O thread can have shaken hands.
-        assert not pipes[0].poll()
-        assert pipes[0].recv() == "held"
-        assert late.next_ack()[0] == peer
-        assert a.facts.empty()
-
-
-def test_a_restarted_peer_at_the_same_address_is_reached_again() -> None:
+def test_a_peer_that_closes_is_lost_and_then_gone_and_its_successor_is_reached() -> None:
     with EchoPeer() as a:
         with EchoPeer() as b:
-            watch(a, b.me, b.address)
+            a.reach(b)
+            a.reach_peer(b.me)
             address = b.address
+        facts = facts_until(a, Fact.LOST)
+        assert facts[-1].peers == (b.me,)
         facts_until(a, Fact.GONE)
+        assert a.evidence_until(Evidence.REFUSED)[0] is Evidence.DISCONNECTED
         with EchoPeer(bind=address) as c:
             fact = a.keep_pinging(address, Fact.UP)
             assert fact.peers == (b.me,)  # dialled for b; that c answers shows in its messages
             a.reach(c)
 
 
-def test_no_watched_connection_means_no_facts_about_a_peer_that_leaves() -> None:
+def test_who_dials_us_and_leaves_shows_nothing() -> None:
     with EchoPeer() as a, EchoPeer() as b:
         b.ping(a.address)  # only b dials: its connection says nothing about ours
         a.control.call(lambda now: None).result(5)
         assert a.facts.empty() or a.facts.get().fact is Fact.UP
+
+
+def test_nobody_at_one_of_several_addresses_is_no_evidence_of_a_death() -> None:
+    with EchoPeer() as a, EchoPeer() as b:
+        info = PeerInfo(b.me, "b", "z", (f"127.0.0.1:{free_port()}", b.address))
+        a.control.call(lambda now: a.links.learn(info)).result(5)
+        a.ping_peer(b.me)
+        fact = facts_until(a, Fact.GONE)[-1]
+        assert fact.peers == ()
+        a.reach_peer(b.me)
+        assert a.evidence.empty()
 
 
 def test_a_late_event_of_the_last_connection_changes_nothing() -> None:

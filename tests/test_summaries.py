@@ -51,6 +51,18 @@ def test_everyone_ends_with_the_same_summary_whoever_wrote_under_one_counter(
     assert summaries.of("east") == summary(2, "c")
 
 
+def test_the_fingerprint_tells_whether_two_know_the_same() -> None:
+    one, other = Summaries(8), Summaries(8)
+    assert one.fingerprint == 0
+    for each in (summary(1, "a"), summary(3, "b"), summary(2, "c", zone="west")):
+        one.note(each)
+    for each in (summary(2, "c", zone="west"), summary(2, "x"), summary(3, "b")):
+        other.note(each)
+    assert one.fingerprint == other.fingerprint != 0
+    other.note(summary(4, "b"))
+    assert one.fingerprint != other.fingerprint
+
+
 def test_zones_do_not_disturb_each_other() -> None:
     summaries = Summaries(8)
     east, west = summary(7, "a"), summary(1, "b", zone="west")

@@ -12,6 +12,7 @@ from tensorhub_p2p.cli.keygen import keygen
 from tensorhub_p2p.cli.members import members
 from tensorhub_p2p.cli.pull import pull
 from tensorhub_p2p.cli.serve import serve
+from tensorhub_p2p.cli.simulate import simulate
 from tensorhub_p2p.cli.versions import versions
 from tensorhub_p2p.config import ConfigError
 from tensorhub_p2p.errors import TensorHubError
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 for command in (demo, members, versions, doctor, serve, pull, keygen):
     app.command()(command)
+app.add_typer(simulate, name="simulate")
 
 
 def main() -> None:

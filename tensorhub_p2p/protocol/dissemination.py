@@ -9,8 +9,8 @@ forgotten: by then it has reached everyone with high probability. What was sent 
 first and, among equals, the newest. A newer claim about a subject replaces the older one
 and starts over: nobody needs the older one any more.
 
-Bounds: one piece a subject, so as many as there are subjects in the table behind it;
-messages carry at most the budget, except that a single piece larger than the budget
+Bounds: one piece a subject, and `limit` pieces: what was sent most often makes room. Messages
+carry at most the budget, except that a single piece larger than the budget
 travels alone rather than block the queue.
 """
 
@@ -45,7 +45,8 @@ class _Piece(Generic[News]):
 class Dissemination(Generic[Subject, News]):
     """News by subject, each with the number of times it was sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float = math.inf) -> None:
+        self._limit = limit
         self._by_sends: list[dict[Subject, _Piece[News]]] = []
         """At index s, what was sent s times; in each, the newest last."""
         self._sends: dict[Subject, int] = {}
@@ -58,6 +59,8 @@ class Dissemination(Generic[Subject, News]):
         self.drop(subject)
         size = len(msgspec.msgpack.encode(news))
         self._file(subject, _Piece(news, size), 0)
+        if len(self._sends) > self._limit:
+            self.drop(next(iter(next(filter(None, reversed(self._by_sends))))))
 
     def drop(self, subject: Subject) -> None:
         """Say nothing more about `subject`."""

@@ -10,8 +10,8 @@ after a calm leaves at once, so that it crosses the cluster at the speed of the 
 instead of that of the rounds.
 
 Whoever writes to a member that it holds for silent or gone tells it so (Lifeguard §3.3,
-"buddy system"), and nothing else: news that is sent to the dead is as good as lost, and each
-piece is sent a limited number of times.
+"buddy system") and that it is there itself, as each may suspect the other, and nothing else:
+news that is sent to the dead is as good as lost, and each piece is sent a limited number of times.
 
 Bounds: rumours, version hints and zone summaries each have a queue and a byte budget of
 their own, so that none starves another.
@@ -39,11 +39,11 @@ RECENT_DEAD = 64
 
 
 class Gossiper:
-    """Sends one peer's messages. `fingerprint` is of its view at present."""
+    """Sends one peer's messages. `claim` is what it says of itself, `fingerprint` of its view."""
 
     def __init__(
         self,
-        me: PeerId,
+        claim: Callable[[], Rumour],
         fingerprint: Callable[[], int],
         members: Members,
         rumours: Dissemination[PeerId, Rumour],
@@ -53,7 +53,7 @@ class Gossiper:
         rng: random.Random,
         outbox: Outbox,
     ) -> None:
-        self._me = me
+        self._claim = claim
         self._fingerprint = fingerprint
         self._members = members
         self._rumours = rumours
@@ -101,7 +101,8 @@ class Gossiper:
         rumours: tuple[Rumour, ...]
         held = self._members.rank(to)
         if held is not None and held[1] is not Status.ALIVE:
-            rumours = (Rumour(to, *held, None, self._me),)
+            own = msgspec.structs.replace(self._claim(), info=None)
+            rumours = (Rumour(to, *held, None, own.peer), own)
         else:
             budget = self._config.max_rumour_bytes
             rumours = self._rumours.take(budget, self._retransmit_limit())

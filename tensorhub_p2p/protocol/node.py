@@ -53,7 +53,6 @@ from tensorhub_p2p.protocol.messages import (
 from tensorhub_p2p.protocol.pending import PendingRecords
 from tensorhub_p2p.protocol.publishing import Whole
 from tensorhub_p2p.protocol.shard import ShardNode
-from tensorhub_p2p.protocol.swim import Swim
 from tensorhub_p2p.protocol.swim_events import (
     Evidence,
     MemberChanged,
@@ -67,22 +66,23 @@ from tensorhub_p2p.protocol.verbs import (
     PullMessage,
     VerbId,
 )
+from tensorhub_p2p.protocol.zones import Zones
 
 FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, SlotAnswer)
 """Messages that name the slot that they are for; those of groups name group and shard."""
 
 
-class SwimLiveness:
+class ZoneLiveness:
     """Membership, as the group protocols ask about it."""
 
-    def __init__(self, swim: Swim) -> None:
-        self._swim = swim
+    def __init__(self, zones: Zones) -> None:
+        self._zones = zones
 
     def is_gone(self, peer: PeerId) -> bool:
-        return self._swim.status(peer) in GONE
+        return self._zones.status(peer) in GONE
 
     def name(self, peer: PeerId) -> str:
-        info = self._swim.info(peer)
+        info = self._zones.info(peer)
         return f"peer {info.name or peer} ({peer})" if info is not None else f"peer {peer}"
 
 
@@ -92,37 +92,38 @@ class Node:
     def __init__(self, info: PeerInfo, config: Config, rng: random.Random) -> None:
         self.info = info
         self.outbox = Outbox()
-        self.swim = Swim(info, config.swim, random.Random(rng.getrandbits(64)))
+        self.zones = Zones(info, config, random.Random(rng.getrandbits(64)))
+        self.swim = self.zones
         self.directory = Directory(
             info.peer_id,
             config.directory,
             random.Random(rng.getrandbits(64)),
             admit=admit,
-            view=self.swim.view,
+            view=self.zones.view,
         )
         self.records = PendingRecords(self.directory)
-        self.liveness = SwimLiveness(self.swim)
+        self.liveness = ZoneLiveness(self.zones)
         self.shards: dict[Slot, ShardNode] = {}
         self.following = Following(self.records, self.liveness, config.pull)
-        self.lookups = Lookups(self.records, self.liveness, self.swim.info)
+        self.lookups = Lookups(self.records, self.liveness, self.zones.info)
         self._config = config
         self._members: tuple[PeerId, ...] = (info.peer_id,)
 
     # --- membership ---
 
     def join(self, now: float, seeds: Sequence[str]) -> None:
-        """Look for the cluster through these addresses (swim.py)."""
-        self.swim.join(now, seeds)
+        """Look for the cluster through these addresses (zones.py)."""
+        self.zones.join(now, seeds)
         self._settle(now)
 
     def leave(self, now: float) -> None:
         """Say goodbye to the members; handles are closed before."""
-        self.swim.leave(now)
+        self.zones.leave(now)
         self._settle(now)
 
     def evidence(self, now: float, peer: PeerId, evidence: Evidence) -> None:
-        """The connections noticed something of a peer: it is probed at once (swim.py)."""
-        self.swim.evidence(now, peer, evidence)
+        """The connections noticed something of a peer: it is probed at once (zones.py)."""
+        self.zones.evidence(now, peer, evidence)
         self._settle(now)
 
     # --- verbs ---
@@ -283,7 +284,7 @@ class Node:
         self._settle(now)
 
     def tick(self, now: float) -> None:
-        self.swim.tick(now)
+        self.zones.tick(now)
         self.directory.tick(now)
         for shard in self.shards.values():
             shard.tick(now)
@@ -293,7 +294,7 @@ class Node:
 
     def next_wakeup(self) -> float | None:
         return earliest(
-            self.swim.next_wakeup(),
+            self.zones.next_wakeup(),
             self.directory.next_wakeup(),
             *(shard.next_wakeup() for shard in self.shards.values()),
             self.following.next_wakeup(),
@@ -313,7 +314,7 @@ class Node:
         elif isinstance(message, DirectoryMessage):
             self.directory.receive(now, sender, message)
         else:
-            self.swim.receive(now, sender, message)
+            self.zones.receive(now, sender, message)
 
     def _route_to_slot(self, now: float, sender: PeerId, slot: Slot, message: Message) -> None:
         shard = self.shards.get(slot)
@@ -343,7 +344,7 @@ class Node:
                     self.outbox.items.append(item)
 
     def _drain(self, now: float) -> list[Output]:
-        items = [*self.swim.outbox.drain(), *self.directory.outbox.drain()]
+        items = [*self.zones.outbox.drain(), *self.directory.outbox.drain()]
         for shard in self.shards.values():
             shard.pump(now)
             items.extend(shard.outbox.drain())
@@ -354,7 +355,7 @@ class Node:
     def _take(self, now: float, event: Event) -> bool:
         """Act on an event; False if it is for the driver (too)."""
         if isinstance(event, ViewLearnt):
-            self.swim.absorb(now, event.view)
+            self.zones.absorb(now, event.view)
         elif isinstance(event, MemberForgotten):
             self.directory.forget((event.peer,))
             return False
@@ -363,7 +364,7 @@ class Node:
             return False
         elif isinstance(event, Whole):
             order = event.publication.order
-            self.swim.hint(event.model, *order)
+            self.zones.hint(event.model, *order)
         elif isinstance(event, WasAbsent):
             self.directory.was_absent(now)
         elif isinstance(event, Refuted) and event.claim in GONE:
@@ -374,7 +375,7 @@ class Node:
         return True
 
     def _member_changed(self, now: float, event: MemberChanged) -> None:
-        members = self.swim.responsive()
+        members = self.zones.responsive()
         if members != self._members:
             self._members = members
             self.directory.members_changed(now, members)

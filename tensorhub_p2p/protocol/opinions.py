@@ -37,7 +37,7 @@ import msgspec
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.dissemination import Dissemination
 from tensorhub_p2p.protocol.health import LocalHealth
-from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Outbox
 from tensorhub_p2p.protocol.members import GONE, Members, MemberView, rank
 from tensorhub_p2p.protocol.messages import Rumour, Status
@@ -46,6 +46,10 @@ from tensorhub_p2p.protocol.swim_events import MemberChanged, Refuted, WasAbsent
 
 MAX_INCARNATION = 1 << 53
 """No honest peer refutes that often; a higher one can't be raised on the wire for ever."""
+MAX_NAME = 64
+"""Characters of a PeerId."""
+MAX_INFO_BYTES = 4096
+"""Encoded bytes of what a member may tell about itself: others keep it, and pass it on."""
 
 OnChange = Callable[[float, MemberView, Status | None], None]
 """`(now, member, old status)`; the old one is None for a newcomer."""
@@ -108,8 +112,9 @@ class Opinions:
         if known is not None and rank(rumour) < known.rank:
             return
         info = rumour.info
-        forged = rumour.peer == NOBODY or (info is not None and info.peer_id != rumour.peer)
-        if forged or rumour.incarnation > MAX_INCARNATION:
+        forged = info is not None and info.peer_id != rumour.peer
+        named = 0 < len(rumour.peer) <= MAX_NAME and len(rumour.accuser) <= MAX_NAME
+        if forged or not named or rumour.incarnation > MAX_INCARNATION:
             self._dropped["malformed rumour"] += 1
         elif rumour.peer == self.me.peer_id:
             self._hear_of_self(rumour)
@@ -154,7 +159,10 @@ class Opinions:
         if rumour.status in GONE:
             self._members.bury(rumour.peer, rank(rumour))
         elif rumour.info is not None:
-            self._accept(now, rumour, rumour.info, None)
+            if len(msgspec.msgpack.encode(rumour.info)) > MAX_INFO_BYTES:
+                self._dropped["introduction too large"] += 1
+            else:
+                self._accept(now, rumour, rumour.info, None)
 
     def _accept(self, now: float, rumour: Rumour, info: PeerInfo, known: MemberView | None) -> None:
         """This claim holds from now on: store it, act on it and pass it on."""

@@ -96,8 +96,11 @@ class ProbeOrder:
         self._order: list[PeerId] = []
         self._next = 0
 
-    def insert(self, peer: PeerId) -> None:
+    def insert(self, peer: PeerId, members: Members) -> None:
         """A newcomer, or one that came back, at a random place of what is still to come."""
+        if len(self._order) > 64 + 2 * members.num_reachable:  # of those that came and went
+            to_come = dict.fromkeys(self._order[self._next :])
+            self._order, self._next = [p for p in to_come if members.is_reachable(p)], 0
         self._order.insert(self._rng.randint(self._next, len(self._order)), peer)
 
     def fill(self, members: Members) -> None:
@@ -144,7 +147,7 @@ class Prober:
     def admit(self, now: float, peer: PeerId) -> None:
         """Probe this member from now on, in its turn."""
         self.start(now)
-        self._order.insert(peer)
+        self._order.insert(peer, self._members)
 
     def start(self, now: float) -> None:
         """There is somebody to probe; the first probe comes within an interval."""
@@ -196,10 +199,10 @@ class Prober:
     def pinged(self, sender: PeerId, message: Ping) -> None:
         self.sends.append((sender, Ack(message.seq)))
 
-    def asked(self, now: float, sender: PeerId, message: PingRequest) -> None:
-        """Probe for somebody else."""
+    def asked(self, now: float, sender: PeerId, message: PingRequest) -> bool:
+        """Probe for somebody else; False if that is too much now."""
         if len(self._relayed) >= self._config.max_relayed_probes:
-            return
+            return False
         seq = self._new_seq()
         self._relayed[seq] = Relayed(
             sender,
@@ -209,23 +212,29 @@ class Prober:
             forget_at=now + self._config.probe_interval,
         )
         self.sends.append((message.target, Ping(seq)))
+        return True
 
-    def acked(self, sender: PeerId, message: Ack) -> None:
-        """The target answered, directly or through a relay; answers unasked for are dropped."""
+    def acked(self, sender: PeerId, message: Ack) -> bool:
+        """The target answered, directly or through a relay; False if nobody waits for that."""
         probe = self._probes.get(message.seq)
         if probe is not None and (sender == probe.target or sender in probe.relays):
             del self._probes[message.seq]
             self._health.note(-1)
+            return True
         relayed = self._relayed.get(message.seq)
         if relayed is not None and sender == relayed.target:
             del self._relayed[message.seq]
             self.sends.append((relayed.requester, Ack(relayed.seq)))
+            return True
+        return False
 
-    def nacked(self, sender: PeerId, message: Nack) -> None:
-        """A relay is well and couldn't reach the target either."""
+    def nacked(self, sender: PeerId, message: Nack) -> bool:
+        """A relay is well and couldn't reach the target either; False if nobody asked it."""
         probe = self._probes.get(message.seq)
-        if probe is not None and sender in probe.relays and sender not in probe.nacks:
-            probe.nacks.append(sender)
+        if probe is None or sender not in probe.relays or sender in probe.nacks:
+            return False
+        probe.nacks.append(sender)
+        return True
 
     # -- time --
 

@@ -50,6 +50,8 @@ class Seeds:
 
     def note_own(self, address: str) -> bool:
         """This peer itself listens there; whether that is news about a seed."""
+        if not self.is_seed(address) and not self._members.at(address):
+            return False  # nobody dialled it
         news = self.is_seed(address) and address not in self._own
         self._own.add(address)
         return news

@@ -7,7 +7,8 @@ a storm of membership rumours or version hints doesn't hold it up, nor the other
 Theory of operation. Of each zone the summary with the highest counter is kept and spread.
 Two peers of a zone may write one under the same counter, while neither has heard of the
 other: of those the one with the greater bytes wins, everywhere alike. Merging is a maximum,
-so order and repeats of what arrives don't matter.
+so order and repeats of what arrives don't matter. The fingerprint of what is known is the XOR
+of one hash per summary: it tells two peers whether they know the same.
 
 Bounds: `max_zones` zones, those of further ones are dropped; `MAX_GATEWAYS` and
 `MAX_MODELS` entries and `MAX_SUMMARY_BYTES` bytes in a summary. A summary that is too large,
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import mmh3
 import msgspec
 
 from tensorhub_p2p.protocol.dissemination import Dissemination
@@ -39,6 +41,8 @@ class Summaries:
     def __init__(self, limit: int) -> None:
         self.dropped: Counter[str] = Counter()
         """Summaries that were not stored, by reason; old ones are no reason."""
+        self.fingerprint = 0
+        """Of all that is known, 63 bits; 0 if that is nothing."""
         self._limit = limit
         self._newest: dict[str, ZoneSummary] = {}
         self._queue: Dissemination[str, ZoneSummary] = Dissemination()
@@ -52,12 +56,15 @@ class Summaries:
         known = self._newest.get(summary.zone)
         if known is not None and not _supersedes(summary, known):
             return False
-        if not _is_sound(summary):
+        if not is_sound(summary):
             self.dropped["malformed summary"] += 1
             return False
         if known is None and len(self._newest) >= self._limit:
             self.dropped["too many zones"] += 1
             return False
+        for each in (known, summary):
+            if each is not None:
+                self.fingerprint ^= _fingerprint(each)
         self._newest[summary.zone] = summary
         self._queue.put(summary.zone, summary)
         return True
@@ -75,16 +82,26 @@ class Summaries:
         return self._queue.take(budget, limit)
 
 
+def _fingerprint(summary: ZoneSummary) -> int:
+    return mmh3.hash64(msgspec.msgpack.encode(summary), signed=False)[0] >> 1
+
+
 def _supersedes(new: ZoneSummary, known: ZoneSummary) -> bool:
     if new.counter != known.counter:
         return new.counter > known.counter
     return new != known and msgspec.msgpack.encode(new) > msgspec.msgpack.encode(known)
 
 
-def _is_sound(summary: ZoneSummary) -> bool:
+def names_few(summary: ZoneSummary) -> bool:
+    """Whether it names no more gateways than a summary may."""
+    return len(summary.gateways) <= MAX_GATEWAYS
+
+
+def is_sound(summary: ZoneSummary) -> bool:
+    """Whether a summary is small enough, and about one zone, so that others take it."""
     return (
-        summary.counter <= MAX_COUNTER
-        and len(summary.gateways) <= MAX_GATEWAYS
+        0 < summary.counter <= MAX_COUNTER
+        and names_few(summary)
         and len(summary.newest) <= MAX_MODELS
         and all(gateway.zone == summary.zone for gateway in summary.gateways)
         and len(msgspec.msgpack.encode(summary)) <= MAX_SUMMARY_BYTES

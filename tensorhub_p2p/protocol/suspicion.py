@@ -13,7 +13,7 @@ Hard evidence of the sockets caps a suspicion (`hasten`): the verdict falls soon
 the accusers say. Evidence to the contrary lifts the cap (`relent`).
 
 Bounds: one entry a suspected member, K accusers an entry. A stale heap entry is inert
-and disappears when its time comes.
+and disappears when its time comes, or when there are too many.
 """
 
 from __future__ import annotations
@@ -130,8 +130,7 @@ class Suspicions:
         for suspicion in self._running.values():
             suspicion.started += gap
             suspicion.cap += gap
-        self._heap = [(suspicion.deadline, peer) for peer, suspicion in self._running.items()]
-        heapq.heapify(self._heap)
+        self._sort()
 
     def deadline(self, peer: PeerId) -> float | None:
         """When the verdict on `peer` falls, as it stands."""
@@ -162,3 +161,9 @@ class Suspicions:
 
     def _schedule(self, peer: PeerId) -> None:
         heapq.heappush(self._heap, (self._running[peer].deadline, peer))
+        if len(self._heap) > 64 + 4 * len(self._running):
+            self._sort()
+
+    def _sort(self) -> None:
+        self._heap = [(suspicion.deadline, peer) for peer, suspicion in self._running.items()]
+        heapq.heapify(self._heap)

@@ -104,6 +104,9 @@ from tensorhub_p2p.protocol.swim_events import (
 
 ENOUGH_TO_DOUBT = 3
 """With fewer other members, hearing nobody is no sign of being cut off."""
+DEAF_INTERVALS = 3
+"""Probe intervals without a word after which a judge doubts itself: of a tiny cluster, half of
+which died, one doesn't hear anybody more often."""
 SILENT = frozenset({Status.SUSPECT, Status.UNRESPONSIVE})
 
 PROCESS_IS_THERE = frozenset({Evidence.GREETED, Evidence.ACCEPTED})
@@ -130,7 +133,7 @@ class Swim:
         self._summaries = Summaries(config.max_zones)
         self._seeds = Seeds(config, rng, self._members)
         self._gossip = Gossiper(
-            info.peer_id,
+            self._own_claim,
             self._fingerprint,
             self._members,
             self._opinions.rumours,
@@ -197,7 +200,8 @@ class Swim:
             self.outbox.emit(MemberForgotten(peer))
         for silence in self._prober.tick(now):
             self._judge(now, silence)
-        for peer in self._opinions.verdicts.take_due(now, hold=self._hears_nobody(now)):
+        deaf = self._hears_nobody(now, DEAF_INTERVALS)
+        for peer in self._opinions.verdicts.take_due(now, hold=deaf):
             self._opinions.accuse(now, peer, Status.DEAD)
         self._views.tick(now)
         self._gossip.tick(now)
@@ -254,11 +258,11 @@ class Swim:
         """Say goodbye to several members at once, then be silent for good."""
         if self._left:
             return
+        self._left = True
         told = self._members.sample(self._rng, self._config.leave_fanout)
         for peer in dict.fromkeys((*self.watchers(), *told)):
             self._opinions.rumours.put(self.me.peer_id, self._opinions.claim(Status.LEFT))
             self._gossip.gossip_to(peer)
-        self._left = True
         self._responsive = self._watched = None
         self.outbox.emit(Left())
 
@@ -375,16 +379,19 @@ class Swim:
 
     def _on_ping_request(self, now: float, sender: PeerId, message: PingRequest) -> None:
         self._opinions.hear_all(now, message.rumours)
-        self._prober.asked(now, sender, message)
+        if not self._prober.asked(now, sender, message):
+            self.dropped["ping request beyond max_relayed_probes"] += 1
 
     def _on_ack(self, now: float, sender: PeerId, message: Ack) -> None:
-        self._prober.acked(sender, message)
+        if not self._prober.acked(sender, message):
+            self.dropped["ack nobody waits for"] += 1
         self._opinions.hear_all(now, message.rumours)
         if not self._opinions.rumours:
             self._views.mismatch(now, sender, self._fingerprint(), message.fingerprint)
 
     def _on_nack(self, now: float, sender: PeerId, message: Nack) -> None:
-        self._prober.nacked(sender, message)
+        if not self._prober.nacked(sender, message):
+            self.dropped["nack nobody waits for"] += 1
         self._opinions.hear_all(now, message.rumours)
 
     def _on_gossip(self, now: float, sender: PeerId, message: Gossip) -> None:
@@ -471,12 +478,12 @@ class Swim:
             reported = self._opinions.is_reported_dead(peer)
             self._opinions.accuse(now, peer, Status.DEAD if reported else Status.SUSPECT)
 
-    def _hears_nobody(self, now: float) -> bool:
+    def _hears_nobody(self, now: float, intervals: int = 1) -> bool:
         """Whether this peer may be the one that is cut off (for `doubt_limit`, then not)."""
         silence = now - self._last_heard  # not stretched: deafness itself ruins the health
         return (
             self._members.num_reachable >= ENOUGH_TO_DOUBT
-            and self._config.probe_interval <= silence < self._config.doubt_limit
+            and intervals * self._config.probe_interval <= silence < self._config.doubt_limit
         )
 
     def _hasten(self, now: float, peer: PeerId, seconds: float) -> None:

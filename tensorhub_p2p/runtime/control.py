@@ -35,8 +35,10 @@ from typing import Any, TypeVar
 import zmq
 
 from tensorhub_p2p.errors import PeerClosed
+from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event, Machine, Send, SendTo, earliest
 from tensorhub_p2p.protocol.messages import Message
+from tensorhub_p2p.protocol.swim_events import Evidence
 from tensorhub_p2p.runtime.forkguard import ForkGuard
 from tensorhub_p2p.runtime.links import Links
 from tensorhub_p2p.runtime.monitor import LinkFact
@@ -65,6 +67,7 @@ class ControlThread:
         on_event: Callable[[Event], None],
         on_fact: Callable[[float, LinkFact], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        on_evidence: Callable[[float, PeerId, Evidence], None] | None = None,
     ) -> None:
         self.machine = machine
         self.links = links
@@ -73,6 +76,7 @@ class ControlThread:
         self._on_event = on_event
         self._on_fact = on_fact
         self._on_end = on_end
+        self._on_evidence = on_evidence
         self._ticks_from = float("-inf")
         self._to_self: deque[Message] = deque()
         self._calls: deque[_Call] = deque()
@@ -85,8 +89,9 @@ class ControlThread:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_out, selectors.EVENT_READ)
         links.on_fact = self._note_fact
+        links.on_evidence = self._note_evidence
         links.attach(self._selector, self._wake)
-        self._guard = ForkGuard("this peer", (self, *links.keep_in_child))
+        self._guard = ForkGuard("this peer", (self, *links.keep_in_child), links.disown)
         self._thread = threading.Thread(
             target=self._run, name=f"tensorhub-control {links.me}", daemon=True
         )
@@ -228,7 +233,11 @@ class ControlThread:
 
     def _note_fact(self, fact: LinkFact) -> None:
         if self._on_fact is not None:
-            self._on_fact(time.monotonic(), fact)
+            self._guarded(self._on_fact, time.monotonic(), fact)
+
+    def _note_evidence(self, peer: PeerId, evidence: Evidence) -> None:
+        if self._on_evidence is not None:
+            self._guarded(self._on_evidence, time.monotonic(), peer, evidence)
 
     def _guarded(self, function: Callable[..., object], *arguments: object) -> None:
         try:

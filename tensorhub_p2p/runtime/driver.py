@@ -12,8 +12,10 @@ still open ends with PeerClosed.
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Event as Flag
@@ -26,11 +28,12 @@ from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.protocol.node import Node
 from tensorhub_p2p.protocol.serving import DigestsWanted
 from tensorhub_p2p.protocol.swim_events import (
-    Evidence,
     Joined,
+    Look,
     MemberChanged,
     MemberForgotten,
     SeedIsSelf,
+    Unheard,
 )
 from tensorhub_p2p.protocol.verbs import (
     Done,
@@ -52,13 +55,10 @@ from tensorhub_p2p.transfer.transports.base import Transport
 from tensorhub_p2p.transfer.transports.cma import CmaTransport, host_id
 from tensorhub_p2p.transfer.transports.tcp import TcpTransport
 
+_logger = logging.getLogger(__name__)
+
 TRANSPORTS = ("cma", "tcp")
 """All transports, in the order of preference."""
-
-WATCHED_NEIGHBOURS = 3
-"""Members, next in the order of ids, to which a connection is kept so that a death shows."""
-
-EVIDENCE = {Fact.GONE: Evidence.REFUSED, Fact.LOST: Evidence.DISCONNECTED}
 
 
 class Driver:
@@ -110,7 +110,12 @@ class Driver:
         self.node = Node(self.info, config, random.Random(secrets.randbits(64)))
         self._verbs = RunningVerbs()
         self.control = ControlThread(
-            self.node, self.links, self._on_event, self._on_fact, self._verbs.close
+            self.node,
+            self.links,
+            self._on_event,
+            self._on_fact,
+            self._verbs.close,
+            self.node.evidence,
         )
         self.joined = Flag()
         """A seed answered."""
@@ -124,6 +129,7 @@ class Driver:
         """What members told about themselves; read by the threads of pulls."""
         self._pulls: dict[str, SimpleQueue[object]] = {}
         self._follows: dict[int, SimpleQueue[object]] = {}
+        self._warn_from = float("-inf")
         self.lost: dict[Slot, Publication] = {}
         """By slot: the last publication there that was aborted behind its handle's back."""
         self.digests = PublishedDigests(Batch(self.control.post, self.node.digested))
@@ -291,6 +297,11 @@ class Driver:
             self._member_changed(event)
         elif isinstance(event, MemberForgotten):
             self._infos.pop(event.peer, None)
+            self.links.forget(event.peer)
+        elif isinstance(event, Look):
+            self.links.look(event.peer)
+        elif isinstance(event, Unheard):
+            self._warn_unheard(event)
         elif isinstance(event, Joined):
             self.joined.set()
             self.news.set()
@@ -304,24 +315,30 @@ class Driver:
         if not event.member.is_reachable:
             for inbox in list(self._pulls.values()):
                 inbox.put(event.member.peer_id)
-        self.links.watch(self._neighbours())
+        self.links.watch(self.node.swim.watched)
 
-    def _neighbours(self) -> tuple[PeerId, ...]:
-        """The members that follow this peer in the order of ids."""
-        members = self.node.swim.responsive()
-        after = [p for p in members if p > self.peer_id]
-        before = [p for p in members if p < self.peer_id]
-        return tuple((after + before)[:WATCHED_NEIGHBOURS])
+    def _warn_unheard(self, event: Unheard) -> None:
+        """Once in a while, whomever it is about: mostly it is this machine's trouble."""
+        now = time.monotonic()
+        if now < self._warn_from:
+            return
+        self._warn_from = now + self.config.wire.unheard_log_interval
+        info = self._infos.get(event.peer)
+        _logger.warning(
+            "what peer %s sends to %s seems to get lost: messages come from there, but no "
+            "answers. Check that this machine can reach %s (firewalls; the `advertise` of that "
+            "peer), and that this peer, at %s, can be reached from there",
+            self.peer_id,
+            self.node.liveness.name(event.peer),
+            ", ".join(info.addresses) if info is not None else "its address",
+            ", ".join(self.info.addresses),
+        )
 
     def _on_fact(self, now: float, fact: LinkFact) -> None:
         if fact.fact is Fact.REFUSED:
             for address in fact.names:
                 self.refused[address] = fact
             self.news.set()
-        evidence = EVIDENCE.get(fact.fact)
-        if evidence is not None:
-            for peer in fact.peers:
-                self.node.evidence(now, peer, evidence)
 
     # --- the end -------------------------------------------------------------------------
 

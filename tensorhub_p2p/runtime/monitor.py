@@ -13,15 +13,14 @@ CONNECTED, then (mostly) HANDSHAKE_FAILED_*, then DISCONNECTED within millisecon
 a server that speaks something else. After a protocol error ZeroMQ never retries by itself.
 A stopped process accepts (its kernel does) and then says nothing until HANDSHAKE_IVL. Hence
 the time spent GREETING tells "refused" from "silent". A dial that fails ends in
-CONNECT_RETRIED without a reason: `redial.py` finds the reason.
+CONNECT_RETRIED without a reason: `looking.py` finds the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -86,18 +85,19 @@ class Link:
     count: int = 0
     detail: str = ""
     names: dict[str, None] = field(default_factory=dict)
-    peers: dict[PeerId, None] = field(default_factory=dict)
+    peers: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
+    """Who is reached here, and all the addresses that each gave."""
 
     @property
     def endpoint(self) -> str:
         return f"tcp://{self.address}"
 
-    def used_for(self, destination: Iterable[str], peer: PeerId) -> None:
+    def used_for(self, destination: tuple[str, ...], peer: PeerId) -> None:
         """Remember who is reached here, and under which addresses."""
         for name in destination:
-            _remember(self.names, name)
+            _remember(self.names, name, None)
         if peer:
-            _remember(self.peers, peer)
+            _remember(self.peers, peer, destination)
 
     def note(self, fact: Fact, detail: str = "") -> LinkFact:
         """This became known: count repetitions, and say it."""
@@ -117,13 +117,13 @@ class Link:
 
 
 _Key = TypeVar("_Key", bound=str)
+_Value = TypeVar("_Value")
 
 
-def _remember(latest: dict[_Key, None], key: _Key) -> None:
-    if key not in latest:
-        latest[key] = None
-        if len(latest) > MAX_USERS_OF_A_LINK:
-            del latest[next(iter(latest))]
+def _remember(latest: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    if key not in latest and len(latest) >= MAX_USERS_OF_A_LINK:
+        del latest[next(iter(latest))]
+    latest[key] = value
 
 
 _STEPS: dict[tuple[LinkState, int], tuple[LinkState, Fact | None]] = {
@@ -161,6 +161,17 @@ WATCHED_EVENTS = (
 )
 
 
+class SocketEvent(NamedTuple):
+    """What ZeroMQ tells: one of `WATCHED_EVENTS`, at which address, and a number.
+
+    The number is the connection's descriptor with CONNECTED and DISCONNECTED.
+    """
+
+    kind: int
+    address: str
+    value: int
+
+
 class Monitor:
     """The event stream of one socket that dials.
 
@@ -180,16 +191,17 @@ class Monitor:
     def fileno(self) -> int:
         return int(self._events.getsockopt(zmq.FD))
 
-    def read(self) -> list[tuple[int, str]]:
-        """All events so far: (event, endpoint)."""
-        events: list[tuple[int, str]] = []
+    def read(self) -> list[SocketEvent]:
+        """All events so far."""
+        events: list[SocketEvent] = []
         while True:
             try:
                 frames = self._events.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return events
             event = parse_monitor_message(frames)
-            events.append((int(event["event"]), event["endpoint"].decode("ascii", "replace")))
+            address = event["endpoint"].decode("ascii", "replace").removeprefix("tcp://")
+            events.append(SocketEvent(int(event["event"]), address, int(event["value"])))
 
     def close(self) -> None:
         self._watched.disable_monitor()

@@ -7,16 +7,16 @@ one for each destination, costs one file descriptor a connection instead of four
 one event stream. Connections carry messages one way, away from us; answers arrive at our
 own bound socket.
 
-A destination is the tuple of addresses that somebody gave. Its *route* holds the numeric
-addresses behind them, in order; one is current, and a failure moves on to the next. A
-numeric address has one `Link`. A link that fails is closed here (ZeroMQ's own retries are
+The addresses that somebody gave lead to the numeric one to be dialled by a route (routes.py).
+A numeric address has one `Link`. A link that fails is closed here (ZeroMQ's own retries are
 off in practice: they hammer a refusing server ten times a second, and never resume after
-a protocol error), rests a moment, and is dialled again by the next message, or at once if
-it is watched.
+a protocol error), rests a moment, and is dialled again by the next message. ZeroMQ says that
+a dial failed, not why; so a look (looking.py) finds out.
 
-Bounds: `max_connections` open links; the least recently used is closed beyond it, except
-watched ones. Routes and closed links are forgotten, oldest first, at four times as many.
-A link queues `send_queue` messages; more are dropped. `send` returns at once in all cases.
+Bounds: `max_connections` open links; the least recently used is closed beyond it. Closed
+links are forgotten, oldest first, at four times as many, and `MAX_LOOKS` failed ones are
+looked at at a time. A link queues `send_queue` messages; more are dropped. `send` returns
+at once in all cases.
 """
 
 from __future__ import annotations
@@ -26,50 +26,33 @@ import itertools
 import selectors
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import zmq
 
 from tensorhub_p2p.config import WireConfig
 from tensorhub_p2p.protocol.envelope import MAX_MESSAGE_BYTES
 from tensorhub_p2p.protocol.identity import PeerId
-from tensorhub_p2p.protocol.machine import earliest
-from tensorhub_p2p.runtime.addresses import dialable, parse
+from tensorhub_p2p.runtime.addresses import parse
+from tensorhub_p2p.runtime.looking import Looker, Seen
 from tensorhub_p2p.runtime.monitor import Fact, Link, LinkFact, LinkState, Monitor, advance
-from tensorhub_p2p.runtime.redial import Redialer
-from tensorhub_p2p.runtime.resolving import Found, Resolver, resolve_all
+from tensorhub_p2p.runtime.routes import Destination, Route, Routes
 from tensorhub_p2p.runtime.security import secure
 
 FRAMING_ROOM = 1024
 """Bytes that ZMTP and CURVE may add to a message."""
 
-_NEVER_MS = 120_000
+NEVER_MS = 120_000
 """When ZeroMQ would retry by itself: long after the failed link was closed here."""
 
-_REMEMBERED = 4
+REMEMBERED = 4
 """Routes and links that are remembered, as a multiple of the connections kept open."""
+
+MAX_LOOKS = 32
+"""Failed links about which it is found out at a time why they failed."""
 
 _PENDING_PER_ROUTE = 8
 """Messages kept for a destination whose name is being looked up; the oldest is dropped."""
-
-_RESOLVE_AGAIN = 5.0
-"""Seconds after which names are looked up anew, when none of their addresses works."""
-
-Destination = tuple[str, ...]
-
-
-@dataclass
-class Route:
-    destination: Destination
-    candidates: tuple[str, ...] = ()
-    """Numeric addresses; empty until the names are looked up."""
-    current: int = 0
-    named: bool = False
-    resolved_at: float = float("-inf")
-    error: str = ""
-    pending: deque[tuple[PeerId, bytes]] = field(
-        default_factory=lambda: deque(maxlen=_PENDING_PER_ROUTE)
-    )
 
 
 class Outgoing:
@@ -81,6 +64,7 @@ class Outgoing:
         config: WireConfig,
         keys: tuple[bytes, bytes] | None,
         counters: Counter[str],
+        routes: Routes,
         on_fact: Callable[[LinkFact], None],
     ) -> None:
         self._config = config
@@ -89,50 +73,46 @@ class Outgoing:
         self._ids = itertools.count(1)
         self._links: OrderedDict[str, Link] = OrderedDict()
         self._open: OrderedDict[str, Link] = OrderedDict()
-        self._routes: OrderedDict[Destination, Route] = OrderedDict()
-        self._watched: dict[Destination, PeerId] = {}
-        self._resolver = Resolver()
-        self._redialer = Redialer(config.connect_timeout)
+        self._routes = routes
+        self._pending: OrderedDict[Destination, deque[tuple[PeerId, bytes]]] = OrderedDict()
+        """Messages to destinations whose names are being looked up."""
+        self._looker: Looker[str] = Looker(MAX_LOOKS)
         self._socket = _dialling_socket(context, config, keys)
         self._monitor = Monitor(context, self._socket)
 
     # --- driving ---------------------------------------------------------------------
 
-    def attach(self, selector: selectors.BaseSelector, wake: Callable[[], None]) -> None:
-        """Have `selector` wake the caller when `service` is due; `wake` does so from a thread."""
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        """Have `selector` wake the caller when `service` is due."""
         selector.register(self._monitor.fileno(), selectors.EVENT_READ)
         selector.register(int(self._socket.getsockopt(zmq.FD)), selectors.EVENT_READ)
-        self._redialer.attach(selector)
-        self._resolver.wake = wake
+        self._looker.attach(selector)
 
     def service(self, now: float) -> None:
-        """Take note of what happened to the connections; reopen watched ones."""
-        for event, endpoint in self._monitor.read():
-            link = self._open.get(endpoint.removeprefix("tcp://"))
+        """Take note of what happened to the connections."""
+        for event in self._monitor.read():
+            link = self._open.get(event.address)
             if link is not None:
-                self._happened(link, event, now)
-        for outcome in self._redialer.outcomes(now):
-            if outcome.error:
-                fact = Fact.GONE if outcome.refused else Fact.UNREACHABLE
-                self._known(outcome.address, fact, "" if outcome.refused else outcome.error)
-        for found in self._resolver.take():
-            self._resolved(found, now)
+                self._happened(link, event.kind, now)
+        for sight in self._looker.sights(now):
+            if sight.seen is Seen.REFUSED:
+                self._known(sight.key, Fact.GONE)
+            elif sight.seen is Seen.UNREACHABLE:
+                self._known(sight.key, Fact.UNREACHABLE, sight.error)
         self._drain_unexpected()
-        for destination, peer in self._watched.items():
-            self._watch(destination, peer, now)
+
+    def resolved(self, route: Route, now: float) -> None:
+        """The names of this route were looked up."""
+        destination = route.destination
+        if not route.candidates:
+            self._on_fact(LinkFact(Fact.UNREACHABLE, "", destination, (), 1, route.error))
+            return
+        for peer, payload in self._pending.pop(destination, ()):
+            self.send(destination, peer, payload, now)
 
     def next_wakeup(self) -> float | None:
         """When `service` should be called next, if nothing happens before."""
-        rests = [
-            link.rests_until
-            for link in map(self._current_link, self._watched)
-            if link is not None and link.state is LinkState.CLOSED
-        ]
-        return earliest(self._redialer.next_wakeup(), *rests)
-
-    def watch(self, peers: dict[Destination, PeerId]) -> None:
-        """Keep connections to exactly these open, whether or not anything is sent."""
-        self._watched = dict(peers)
+        return self._looker.next_wakeup()
 
     def describe(self, destination: Destination) -> str:
         """What is known about reaching it, for error messages."""
@@ -153,7 +133,7 @@ class Outgoing:
         for link in list(self._open.values()):
             if link.state is not LinkState.UP and now - link.opened_at > linger:
                 self._close(link)
-        self._redialer.close()
+        self._looker.close()
         self._monitor.close()
         self._socket.close(linger=int(linger * 1000))
 
@@ -161,14 +141,11 @@ class Outgoing:
 
     def send(self, destination: Destination, peer: PeerId, payload: bytes, now: float) -> bool:
         """Queue one message; False if it was dropped. Never blocks. Raises AddressError."""
-        route = self._route(destination, now)
-        if not route.candidates:
-            if len(route.pending) == _PENDING_PER_ROUTE:
-                self._counters["dropped: name not resolved"] += 1
-            route.pending.append((peer, payload))
-            self._look_up(route, now)
+        address = self._routes.find(destination, now).current
+        if address is None:
+            self._keep(destination, peer, payload)
             return False
-        link = self._link(route.candidates[route.current])
+        link = self._link(address)
         link.used_for(destination, peer)
         if link.state is LinkState.CLOSED and not self._dial(link, now):
             self._counters["dropped: unreachable"] += 1
@@ -190,64 +167,15 @@ class Outgoing:
         self._counters["sent"] += 1
         return True
 
-    # --- routes ----------------------------------------------------------------------
-
-    def _route(self, destination: Destination, now: float) -> Route:
-        route = self._routes.get(destination)
-        if route is None:
-            named = not all(a.is_numeric for a in map(dialable, destination))
-            route = self._routes[destination] = Route(destination, named=named)
-            if not named:
-                self._resolved(resolve_all(destination), now)
-            self._forget_routes()
-        self._routes.move_to_end(destination)
-        return route
-
-    def _look_up(self, route: Route, now: float) -> None:
-        if now - route.resolved_at > (self._config.resolve_retry if route.error else 0):
-            self._resolver.request(route.destination)
-
-    def _resolved(self, found: Found, now: float) -> None:
-        route = self._routes.get(found.addresses)
-        if route is None:
-            return
-        route.resolved_at = now
-        route.error = found.error
-        if found.numeric and found.numeric != route.candidates:
-            route.candidates = found.numeric
-            route.current = 0
-        if not route.candidates:
-            fact = LinkFact(Fact.UNREACHABLE, "", route.destination, (), 1, route.error)
-            self._on_fact(fact)
-            return
-        pending, route.pending = route.pending, deque(maxlen=_PENDING_PER_ROUTE)
-        for peer, payload in pending:
-            self.send(route.destination, peer, payload, now)
-
-    def _rotate(self, link: Link, now: float) -> None:
-        """`link` failed: those routes that use it try their next address."""
-        for route in self._routes.values():
-            if not route.candidates or route.candidates[route.current] != link.address:
-                continue
-            route.current = (route.current + 1) % len(route.candidates)
-            if route.current == 0 and route.named and now - route.resolved_at > _RESOLVE_AGAIN:
-                self._resolver.request(route.destination)
-
-    def _current_link(self, destination: Destination) -> Link | None:
-        route = self._routes.get(destination)
-        if route is None or not route.candidates:
-            return None
-        return self._links.get(route.candidates[route.current])
-
-    def _watch(self, destination: Destination, peer: PeerId, now: float) -> None:
-        route = self._route(destination, now)
-        if not route.candidates:
-            self._look_up(route, now)
-            return
-        link = self._link(route.candidates[route.current])
-        link.used_for(destination, peer)
-        if link.state is LinkState.CLOSED:
-            self._dial(link, now)
+    def _keep(self, destination: Destination, peer: PeerId, payload: bytes) -> None:
+        """Until the names are looked up."""
+        pending = self._pending.setdefault(destination, deque(maxlen=_PENDING_PER_ROUTE))
+        if len(pending) == _PENDING_PER_ROUTE:
+            self._counters["dropped: name not resolved"] += 1
+        pending.append((peer, payload))
+        if len(self._pending) > REMEMBERED * self._config.max_connections:
+            _, dropped = self._pending.popitem(last=False)
+            self._counters["dropped: name not resolved"] += len(dropped)
 
     # --- links -----------------------------------------------------------------------
 
@@ -279,10 +207,8 @@ class Outgoing:
         return True
 
     def _make_room(self) -> None:
-        kept = {link.address for link in map(self._current_link, self._watched) if link}
-        spare = [address for address in self._open if address not in kept]
-        for address in spare[: max(0, len(spare) + 1 - self._config.max_connections)]:
-            self._close(self._open[address])
+        while len(self._open) >= self._config.max_connections:
+            self._close(next(iter(self._open.values())))
             self._counters["connections closed to make room"] += 1
 
     def _close(self, link: Link) -> None:
@@ -299,30 +225,34 @@ class Outgoing:
         if fact is None:
             return
         if fact is Fact.UP:
+            self._routes.worked(link.address)
             self._on_fact(link.note(fact))
             return
         self._close(link)
         link.rests_until = now + self._config.redial_interval
-        self._rotate(link, now)
+        self._routes.failed(link.address, now)
         if fact is not Fact.UNREACHABLE:
             self._on_fact(link.note(fact))
         if fact in (Fact.UNREACHABLE, Fact.LOST):
-            self._redialer.dial(parse(link.address), now)
+            self._find_out(link, now)
 
-    def _known(self, address: str, fact: Fact, detail: str) -> None:
+    def _find_out(self, link: Link, now: float) -> None:
+        timeout = self._config.connect_timeout
+        if not self._looker.look(link.address, parse(link.address), now, timeout, greeting=0):
+            self._known(link.address, Fact.UNREACHABLE, "too many failed connections at once")
+
+    def _known(self, address: str, fact: Fact, detail: str = "") -> None:
         link = self._links.get(address)
-        if link is not None and link.state is not LinkState.UP:
-            self._on_fact(link.note(fact, detail))
-
-    def _forget_routes(self) -> None:
-        while len(self._routes) > _REMEMBERED * self._config.max_connections:
-            oldest = next((d for d in self._routes if d not in self._watched), None)
-            if oldest is None:
-                return
-            del self._routes[oldest]
+        if link is None or link.state is LinkState.UP:
+            return
+        told = link.note(fact, detail)
+        if fact is Fact.GONE:  # of those that have another address it proves nothing
+            sure = [p for p, d in link.peers.items() if self._routes.is_proof(d, address)]
+            told = replace(told, peers=tuple(sure))
+        self._on_fact(told)
 
     def _forget_links(self) -> None:
-        while len(self._links) > _REMEMBERED * self._config.max_connections:
+        while len(self._links) > REMEMBERED * self._config.max_connections:
             oldest = next((a for a in self._links if a not in self._open), None)
             if oldest is None:
                 return
@@ -346,16 +276,16 @@ def _dialling_socket(
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.SNDHWM, config.send_queue)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, int(config.connect_timeout * 1000))
-    socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, int(config.heartbeat_interval * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(config.heartbeat_timeout * 1000))
     if keys is not None:
         secure(socket, keys, server=False)
     return socket
 
 
 def limit_socket(socket: zmq.Socket[bytes], config: WireConfig) -> None:
-    """What holds for both sockets: heartbeats, and bounds on time, size and lingering."""
+    """What holds for all sockets: bounds on time, size and lingering."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES + FRAMING_ROOM)
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(config.handshake_timeout * 1000))
-    socket.setsockopt(zmq.HEARTBEAT_IVL, int(config.heartbeat_interval * 1000))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(config.heartbeat_timeout * 1000))
