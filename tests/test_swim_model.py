@@ -27,6 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.envelope import pack
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
+from tensorhub_p2p.protocol.judging import DEAF_INTERVALS, ENOUGH_TO_DOUBT
 from tensorhub_p2p.protocol.machine import Send
 from tensorhub_p2p.protocol.members import PARTS, Rank, fingerprint, part_of
 from tensorhub_p2p.protocol.messages import (
@@ -43,7 +44,7 @@ from tensorhub_p2p.protocol.messages import (
 )
 from tensorhub_p2p.protocol.opinions import MAX_INCARNATION
 from tensorhub_p2p.protocol.suspicion import HOLD
-from tensorhub_p2p.protocol.swim import DEAF_INTERVALS, ENOUGH_TO_DOUBT, Swim
+from tensorhub_p2p.protocol.swim import Swim
 from tensorhub_p2p.protocol.swim_events import Evidence, MemberChanged, Refuted
 
 ALIVE, SUSPECT, UNRESPONSIVE, DEAD, LEFT = Status

@@ -190,11 +190,19 @@ class Prober:
             if probe.target == peer:
                 del self._probes[seq]
 
-    def found(self, peer: PeerId, finding: Evidence) -> None:
-        """What a look at its sockets showed."""
-        for probe in self._probes.values():
+    def found(self, peer: PeerId, finding: Evidence) -> bool:
+        """What its sockets showed; True if that settles the probe.
+
+        It does when a watch was lost, and now nobody greets: then it has been silent for as
+        long as the watch's heartbeats were missing, and its kernel says that it is there.
+        """
+        for seq, probe in list(self._probes.items()):
             if probe.target == peer:
-                probe.finding = finding
+                lost, probe.finding = probe.finding is Evidence.DISCONNECTED, finding
+                if lost and finding is Evidence.ACCEPTED:
+                    del self._probes[seq]
+                    return True
+        return False
 
     def pinged(self, sender: PeerId, message: Ping) -> None:
         self.sends.append((sender, Ack(message.seq)))

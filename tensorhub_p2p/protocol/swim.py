@@ -1,13 +1,12 @@
 """Membership of one zone (SWIM and Lifeguard): who is there, silent, gone.
 
-Rules of this file. It brings the parts together: it takes messages and evidence in, turns
-them into claims, and sends what is due. Which claim is believed is opinions.py's rule, who
-is silent probing.py's, how long a suspect may still refute suspicion.py's, what rides on
-which message gossip.py's and dissemination.py's, when views are compared anti_entropy.py's,
-how far to
-trust the own clockwork health.py's, and where to look for the lost seeds.py's. It knows
-nothing of rings, groups or versions; version hints and zone summaries pass through. Peers
-of other zones never get here (zones.py).
+Rules of this file. It brings the parts together: it takes messages in, has them judged, and
+sends what is due. Which claim is believed is opinions.py's rule, who is silent probing.py's,
+what silence and evidence mean judging.py's, how long a suspect may still refute
+suspicion.py's, what rides on which message gossip.py's and dissemination.py's, when views
+are compared anti_entropy.py's, how far to trust the own clockwork health.py's, and where to
+look for the lost seeds.py's. It knows nothing of rings, groups or versions; version hints and
+zone summaries pass through. Peers of other zones never get here (zones.py).
 
 Theory of operation. States of a member, and what leads from one to the next:
 
@@ -17,14 +16,6 @@ Theory of operation. States of a member, and what leads from one to the next:
     any   ──the member says so at a higher incarnation (refutation)──▶ ALIVE
     any   ──someone else joins from its address──▶ DEAD
     any   ──it says that it leaves──▶ LEFT
-
-Evidence of the sockets (`Evidence`), which the kernel and ZeroMQ's I/O thread give even
-while Python is held up, decides how long a silent member has to refute:
-
-    GREETED, ACCEPTED   its process is there: UNRESPONSIVE, `unresponsive_limit` at most
-    REFUSED             its process is gone: `refused_suspicion`
-    UNREACHABLE         a watch was lost and can't be renewed: `unreachable_suspicion`
-    nothing             Lifeguard's suspicion
 
 Whoever probes a member in vain looks at its sockets. Besides, each peer watches the
 `watched_neighbours` members that follow it in the order of ids: a standing connection that
@@ -36,11 +27,8 @@ after a calm leaves at once. Views are compared by `ViewDigest`, `PushPull` and 
 Whoever writes to a peer that it holds for silent or gone tells it so first (Lifeguard's
 buddy system), for it to refute.
 
-Own troubles. When a call comes more than `pause_after` late, this process did not run. It
-then extends all verdicts by the gap, probes anew and compares views before it judges
-anybody. While nobody at all is heard it accuses nobody and holds its verdicts, for
-`doubt_limit` at most: it may be the one that is cut off. A member that sends, but doesn't
-answer, isn't accused either: then what this peer sends gets lost (`Unheard`).
+Own pauses. When a call comes more than `pause_after` late, this process did not run. It then
+extends all verdicts by the gap, probes anew and compares views before it judges anybody.
 
 Bounds: tables by `max_members`, rumours by one a member, messages by their byte budgets,
 views by the table. What is malformed, unasked for or too much is counted in `dropped`.
@@ -61,6 +49,7 @@ from tensorhub_p2p.protocol.gossip import Gossiper
 from tensorhub_p2p.protocol.health import LocalHealth
 from tensorhub_p2p.protocol.hints import Hints
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
+from tensorhub_p2p.protocol.judging import Judge
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.members import (
     GONE,
@@ -86,7 +75,7 @@ from tensorhub_p2p.protocol.messages import (
     ZoneSummary,
 )
 from tensorhub_p2p.protocol.opinions import Opinions
-from tensorhub_p2p.protocol.probing import Prober, Silence
+from tensorhub_p2p.protocol.probing import Prober
 from tensorhub_p2p.protocol.seeds import Seeds
 from tensorhub_p2p.protocol.summaries import Summaries
 from tensorhub_p2p.protocol.swim_events import (
@@ -97,19 +86,9 @@ from tensorhub_p2p.protocol.swim_events import (
     MemberForgotten,
     NewerVersion,
     SeedIsSelf,
-    Unheard,
     WasAbsent,
     ZoneNews,
 )
-
-ENOUGH_TO_DOUBT = 3
-"""With fewer other members, hearing nobody is no sign of being cut off."""
-DEAF_INTERVALS = 3
-"""Probe intervals without a word after which a judge doubts itself: of a tiny cluster, half of
-which died, one doesn't hear anybody more often."""
-SILENT = frozenset({Status.SUSPECT, Status.UNRESPONSIVE})
-
-PROCESS_IS_THERE = frozenset({Evidence.GREETED, Evidence.ACCEPTED})
 
 
 class Swim:
@@ -129,6 +108,7 @@ class Swim:
             info, config, self._members, self.outbox, self.dropped, self._health, self._changed
         )
         self._prober = Prober(config, rng, self._members, self._health)
+        self._judge = Judge(config, self._members, self._prober, self._opinions, self.outbox)
         self._hints = Hints(config.max_hinted_models)
         self._summaries = Summaries(config.max_zones)
         self._seeds = Seeds(config, rng, self._members)
@@ -157,7 +137,6 @@ class Swim:
         )
         self._last_call: float | None = None
         self._planned: float | None = None
-        self._last_heard = -math.inf
         self._responsive: tuple[PeerId, ...] | None = None
         self._watched: tuple[PeerId, ...] | None = None
         self._handlers: dict[type[Message], Callable[[float, PeerId, Any], None]] = {
@@ -180,8 +159,7 @@ class Swim:
             return
         self._notice_pause(now)
         if sender != self.me.peer_id:
-            self._last_heard = now
-            self._prober.heard(sender)
+            self._judge.heard(now, sender)
         incarnation = self._opinions.incarnation
         handler(now, sender, message)
         if self._opinions.incarnation > incarnation:
@@ -199,10 +177,8 @@ class Swim:
         for peer in self._members.forget_gone(now - self._config.forget_dead_after):
             self.outbox.emit(MemberForgotten(peer))
         for silence in self._prober.tick(now):
-            self._judge(now, silence)
-        deaf = self._hears_nobody(now, DEAF_INTERVALS)
-        for peer in self._opinions.verdicts.take_due(now, hold=deaf):
-            self._opinions.accuse(now, peer, Status.DEAD)
+            self._judge.silence(now, silence)
+        self._judge.pronounce(now)
         self._views.tick(now)
         self._gossip.tick(now)
         self._finish(now)
@@ -271,18 +247,7 @@ class Swim:
         if self._left or not self._members.is_reachable(peer):
             return
         self._notice_pause(now)
-        self._prober.found(peer, evidence)
-        if evidence in PROCESS_IS_THERE:
-            self._opinions.verdicts.relent(peer)
-        elif evidence is Evidence.UNREACHABLE:
-            if self.status(peer) in SILENT:
-                self._hasten(now, peer, self._config.unreachable_suspicion)
-        elif evidence is Evidence.REFUSED:
-            self._opinions.accuse(now, peer, Status.SUSPECT)
-            self._hasten(now, peer, self._config.refused_suspicion)
-            self._prober.probe_now(now, peer)
-        else:
-            self._prober.probe_now(now, peer)
+        self._judge.evidence(now, peer, evidence)
         self._finish(now)
 
     def hint(self, model: str, epoch: int, version: int) -> None:
@@ -466,28 +431,6 @@ class Swim:
             self._views.start(now)
             if old is not None:
                 self._views.compare_with(peer)
-
-    def _judge(self, now: float, silence: Silence) -> None:
-        """A probe ended with nobody's answer."""
-        peer, finding = silence.target, silence.finding
-        if silence.heard_target:
-            self.outbox.emit(Unheard(peer))
-        elif finding in PROCESS_IS_THERE:
-            self._opinions.accuse(now, peer, Status.UNRESPONSIVE)
-        elif silence.heard_anybody or not self._hears_nobody(now):
-            reported = self._opinions.is_reported_dead(peer)
-            self._opinions.accuse(now, peer, Status.DEAD if reported else Status.SUSPECT)
-
-    def _hears_nobody(self, now: float, intervals: int = 1) -> bool:
-        """Whether this peer may be the one that is cut off (for `doubt_limit`, then not)."""
-        silence = now - self._last_heard  # not stretched: deafness itself ruins the health
-        return (
-            self._members.num_reachable >= ENOUGH_TO_DOUBT
-            and intervals * self._config.probe_interval <= silence < self._config.doubt_limit
-        )
-
-    def _hasten(self, now: float, peer: PeerId, seconds: float) -> None:
-        self._opinions.verdicts.hasten(peer, now + seconds)
 
     def _neighbours(self, count: int) -> tuple[PeerId, ...]:
         """The members next to this peer in the ring of ids: after it, or before (negative)."""

@@ -1,0 +1,127 @@
+"""Judging the silent: what a member's silence, and what its sockets show, say of it.
+
+Rules of this file. It takes outcomes of probes and evidence of the sockets, and accuses; what
+follows from an accusation is opinions.py's. It sends nothing.
+
+Theory of operation. The kernel and ZeroMQ's I/O thread answer even while Python is held up.
+So what a silent member's sockets show (`Evidence`) decides what it is held for, and how long
+it has to refute:
+
+    GREETED, ACCEPTED   its process is there: UNRESPONSIVE, `unresponsive_limit` at most
+    DISCONNECTED        a watch ended: probed at once. If nobody greets a new one (ACCEPTED), it
+                        stands still: UNRESPONSIVE, without waiting for the probe's end
+    REFUSED             its process is gone: SUSPECT, `refused_suspicion`
+    UNREACHABLE         its watch can't be renewed: `unreachable_suspicion`, if it is silent
+    nothing             SUSPECT, with Lifeguard's suspicion; or DEAD, if somebody's view had
+                        reported that and it is silent here too
+
+Sockets at an address that somebody else has joined from say nothing of whoever was there
+before.
+
+The judge may be the sick one. While it hears nobody at all it accuses nobody, unless a socket
+answered, and holds its verdicts, for `doubt_limit` at most: it may be the one that is cut off.
+A member that sends, but doesn't answer, isn't accused either: what this peer sends to it
+gets lost (`Unheard`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from tensorhub_p2p.config import SwimConfig
+from tensorhub_p2p.protocol.identity import PeerId
+from tensorhub_p2p.protocol.machine import Outbox
+from tensorhub_p2p.protocol.members import Members
+from tensorhub_p2p.protocol.messages import Status
+from tensorhub_p2p.protocol.opinions import Opinions
+from tensorhub_p2p.protocol.probing import Prober, Silence
+from tensorhub_p2p.protocol.swim_events import Evidence, Unheard
+
+ENOUGH_TO_DOUBT = 3
+"""With fewer other members, hearing nobody is no sign of being cut off."""
+DEAF_INTERVALS = 3
+"""Probe intervals without a word after which a judge holds its verdicts: of a tiny cluster, half
+of which died, one doesn't hear anybody more often."""
+
+SILENT = frozenset({Status.SUSPECT, Status.UNRESPONSIVE})
+PROCESS_IS_THERE = frozenset({Evidence.GREETED, Evidence.ACCEPTED})
+
+
+class Judge:
+    """One peer's judgement of the others."""
+
+    def __init__(
+        self,
+        config: SwimConfig,
+        members: Members,
+        prober: Prober,
+        opinions: Opinions,
+        outbox: Outbox,
+    ) -> None:
+        self._config = config
+        self._members = members
+        self._prober = prober
+        self._opinions = opinions
+        self._outbox = outbox
+        self._last_heard = -math.inf
+
+    def heard(self, now: float, sender: PeerId) -> None:
+        """Something came from this peer."""
+        self._last_heard = now
+        self._prober.heard(sender)
+
+    def evidence(self, now: float, peer: PeerId, evidence: Evidence) -> None:
+        """What the sockets showed of a reachable member."""
+        if evidence in PROCESS_IS_THERE and self._shares_address(peer):
+            return
+        if evidence in (Evidence.DISCONNECTED, Evidence.REFUSED):
+            self._prober.probe_now(now, peer)
+        stands_still = self._prober.found(peer, evidence)
+        if stands_still:
+            self._opinions.accuse(now, peer, Status.UNRESPONSIVE)
+        if evidence in PROCESS_IS_THERE:
+            self._opinions.verdicts.relent(peer)
+        elif evidence is Evidence.UNREACHABLE and self._is_silent(peer):
+            self._opinions.verdicts.hasten(peer, now + self._config.unreachable_suspicion)
+        elif evidence is Evidence.REFUSED:
+            self._opinions.accuse(now, peer, Status.SUSPECT)
+            self._opinions.verdicts.hasten(peer, now + self._config.refused_suspicion)
+
+    def silence(self, now: float, silence: Silence) -> None:
+        """A probe ended with nobody's answer."""
+        peer = silence.target
+        if silence.heard_target:
+            self._outbox.emit(Unheard(peer))
+        elif silence.finding in PROCESS_IS_THERE:
+            self._opinions.accuse(now, peer, Status.UNRESPONSIVE)
+        elif silence.heard_anybody or not self._hears_nobody(now):
+            reported = self._opinions.is_reported_dead(peer)
+            self._opinions.accuse(now, peer, Status.DEAD if reported else Status.SUSPECT)
+
+    def pronounce(self, now: float) -> None:
+        """Declare dead whose time is up, or hold the verdicts while the judge doubts itself."""
+        deaf = self._hears_nobody(now, DEAF_INTERVALS)
+        for peer in self._opinions.verdicts.take_due(now, hold=deaf):
+            self._opinions.accuse(now, peer, Status.DEAD)
+
+    def _hears_nobody(self, now: float, intervals: int = 1) -> bool:
+        """Whether this peer may be the one that is cut off (for `doubt_limit`, then not)."""
+        silence = now - self._last_heard  # not stretched: deafness itself ruins the health
+        return (
+            self._members.num_reachable >= ENOUGH_TO_DOUBT
+            and intervals * self._config.probe_interval <= silence < self._config.doubt_limit
+        )
+
+    def _is_silent(self, peer: PeerId) -> bool:
+        view = self._members.get(peer)
+        return view is not None and view.status in SILENT
+
+    def _shares_address(self, peer: PeerId) -> bool:
+        """Whether somebody else lives at its address: whose sockets answer there?"""
+        view = self._members.get(peer)
+        addresses = view.info.addresses[:1] if view is not None else ()
+        return any(
+            other.status is Status.ALIVE and other.peer_id != peer
+            for address in addresses
+            for other in self._members.at(address)
+        )
