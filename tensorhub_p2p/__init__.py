@@ -10,6 +10,7 @@ from tensorhub_p2p.config import (
     PullConfig,
     SwimConfig,
     WireConfig,
+    ZonesConfig,
 )
 from tensorhub_p2p.errors import (
     AuthenticationError,
@@ -30,7 +31,7 @@ from tensorhub_p2p.errors import (
 )
 from tensorhub_p2p.handle import ShardHandle
 from tensorhub_p2p.peer import Peer, close_on_sigterm
-from tensorhub_p2p.results import HandleState, Member, Pull, SourceReport, VersionInfo
+from tensorhub_p2p.results import HandleState, Member, Pull, SourceReport, VersionInfo, ZoneInfo
 from tensorhub_p2p.runtime.security import keygen
 
 __version__ = "0.1.0"
@@ -65,6 +66,8 @@ __all__ = [
     "VersionInfo",
     "VersionUnavailable",
     "WireConfig",
+    "ZoneInfo",
+    "ZonesConfig",
     "__version__",
     "close_on_sigterm",
     "keygen",

@@ -24,8 +24,9 @@ from tensorhub_p2p.options import (
 )
 from tensorhub_p2p.protocol.identity import Group, Slot
 from tensorhub_p2p.protocol.members import GONE, MemberView
+from tensorhub_p2p.protocol.messages import ZoneSummary
 from tensorhub_p2p.protocol.verbs import VersionSummary
-from tensorhub_p2p.results import HandleState, Member, Pull, VersionInfo
+from tensorhub_p2p.results import HandleState, Member, Pull, VersionInfo, ZoneInfo
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.joining import check_seeds, join
 
@@ -119,11 +120,18 @@ class Peer:
         return self._driver.info.addresses[0]
 
     def members(self, everyone: bool = False) -> list[Member]:
-        """Who is in the cluster, this peer included; `everyone` lists the dead and left too."""
+        """Who is in this peer's zone, itself included; `everyone` lists the dead and left too."""
         views: tuple[MemberView, ...] = self._driver.ask(
-            lambda _now: self._driver.node.swim.members()
+            lambda _now: self._driver.node.zones.members()
         )
         return [_member(view) for view in views if everyone or view.status not in GONE]
+
+    def zones(self) -> list[ZoneInfo]:
+        """The zones of the cluster, by name, each as its gateways describe it."""
+        summaries: tuple[ZoneSummary, ...] = self._driver.ask(
+            lambda _now: self._driver.node.zones.zones()
+        )
+        return sorted(map(_zone, summaries), key=lambda zone: zone.name)
 
     def versions(self, model: str, timeout: float = 10.0) -> list[VersionInfo]:
         """Which versions of a model somebody holds, newest first. Raises Timeout."""
@@ -234,6 +242,12 @@ def _start(options: PeerOptions, config: Config) -> Driver:
         transports=options.transports,
         config=config,
     )
+
+
+def _zone(summary: ZoneSummary) -> ZoneInfo:
+    gateways = tuple(address for info in summary.gateways for address in info.addresses[:1])
+    newest = {hint.model: (hint.epoch, hint.version) for hint in summary.newest}
+    return ZoneInfo(summary.zone, summary.members, gateways, newest)
 
 
 def _member(view: MemberView) -> Member:

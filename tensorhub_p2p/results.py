@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -76,6 +77,20 @@ class Member:
     address: str
     zone: str
     state: str
+
+
+@dataclass(frozen=True)
+class ZoneInfo:
+    """One zone, by the newest news of it. `members` is about how many peers it has.
+
+    `gateways` are the addresses of those that speak for it, `newest` the highest (epoch,
+    version) of each model that is whole there.
+    """
+
+    name: str
+    members: int
+    gateways: tuple[str, ...]
+    newest: Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)

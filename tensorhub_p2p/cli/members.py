@@ -24,9 +24,10 @@ def members(
     everyone: Annotated[bool, typer.Option(help="List the dead and those that left too.")] = False,
     as_json: joining.AsJson = False,
 ) -> None:
-    """List the peers of a cluster, but not the one that this command is for a moment."""
+    """List the peers of a zone, but not the one that this command is for a moment."""
     with joining.visit("members", seed, cluster, zone, secret, bind, advertise, insecure) as peer:
         found = [m for m in peer.members(everyone=everyone) if m.peer_id != peer.peer_id]
+        others = [zone for zone in peer.zones() if zone.name != peer.options.zone]
     found.sort(key=lambda m: (m.zone, m.name, m.peer_id))
     if as_json:
         print(json.dumps([asdict(member) for member in found]))
@@ -35,3 +36,5 @@ def members(
     for member in found:
         table.add_row(member.name, member.state, member.zone, member.address, member.peer_id)
     Console().print(table)
+    for other in others:
+        print(f"zone {other.name}: about {other.members} members; list them with --zone {other.name}")

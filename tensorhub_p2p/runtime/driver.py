@@ -16,6 +16,7 @@ import logging
 import random
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Event as Flag
@@ -60,6 +61,10 @@ _logger = logging.getLogger(__name__)
 TRANSPORTS = ("cma", "tcp")
 """All transports, in the order of preference."""
 
+UNHEARD_COUNT = 5
+UNHEARD_WITHIN = 15.0
+"""So many probes, within so many seconds, unanswered by those who do send: it is warned of."""
+
 
 class Driver:
     """One running peer. Thread-safe, but for what says otherwise."""
@@ -91,6 +96,7 @@ class Driver:
             secret=secret,
             insecure=insecure,
             config=config.wire,
+            lookup=lambda peer: self.node.info_of(peer),
         )
         try:
             self.transports = self._make_transports(transports, bind, data_bind, secret, host)
@@ -129,6 +135,8 @@ class Driver:
         """What members told about themselves; read by the threads of pulls."""
         self._pulls: dict[str, SimpleQueue[object]] = {}
         self._follows: dict[int, SimpleQueue[object]] = {}
+        self._unheard: deque[float] = deque(maxlen=UNHEARD_COUNT)
+        """When probes were unanswered by somebody who did send."""
         self._warn_from = float("-inf")
         self.lost: dict[Slot, Publication] = {}
         """By slot: the last publication there that was aborted behind its handle's back."""
@@ -315,11 +323,17 @@ class Driver:
         if not event.member.is_reachable:
             for inbox in list(self._pulls.values()):
                 inbox.put(event.member.peer_id)
-        self.links.watch(self.node.swim.watched)
+        self.links.watch(self.node.zones.watched)
 
     def _warn_unheard(self, event: Unheard) -> None:
-        """Once in a while, whomever it is about: mostly it is this machine's trouble."""
+        """Once in a while, if it goes on: a peer that is busy may seem so for a moment.
+
+        Whomever it is about: mostly it is this machine's trouble.
+        """
         now = time.monotonic()
+        self._unheard.append(now)
+        if len(self._unheard) < UNHEARD_COUNT or now - self._unheard[0] > UNHEARD_WITHIN:
+            return
         if now < self._warn_from:
             return
         self._warn_from = now + self.config.wire.unheard_log_interval
