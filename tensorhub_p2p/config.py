@@ -191,6 +191,38 @@ class DirectoryConfig(Checked):
 
 
 @dataclass(frozen=True)
+class AbroadConfig(Checked):
+    """What is found in other zones, through their gateways."""
+
+    patience: float = 2.0
+    """Seconds for which a read waits for other zones, at most; those that don't answer by then
+    are left out."""
+    retry_interval: float = 0.5
+    """Seconds until an unanswered gateway is given up for the next one."""
+    revisit_interval: float = 2.0
+    """Seconds for which another zone's answer is used again, unless its summary says more."""
+    silent_seconds: float = 10.0
+    """Seconds for which no read waits for a zone that did not answer."""
+    forsaken_after: float = 20.0
+    """Seconds without an answer of a zone until its peers' pins hold no version back."""
+    write_patience: float = 4.0
+    """Seconds that a pin or a mark in another zone may take; then the call is decided anew."""
+    withdraw_retry_limit: float = 30.0
+    """Longest pause, in seconds, between two tries to take a pin in another zone back
+    (doubling up to it)."""
+    max_asked: int = 64
+    """Asks of other zones that a gateway works on at a time; it drops more."""
+    max_answer_bytes: int = 512 << 10
+    """Bytes of one answer; what is left out is of the oldest publications."""
+    max_keys: int = 256
+    """Keys of other zones whose answers are remembered, or waited for, at a time."""
+    max_registers: int = 20_000
+    """Registers remembered of all other zones; the answers used least lately go first."""
+    max_peers: int = 20_000
+    """Peers of other zones that are remembered; those met least lately are forgotten."""
+
+
+@dataclass(frozen=True)
 class GroupConfig(Checked):
     """Slots, elections and group calls."""
 
@@ -312,6 +344,7 @@ class Config:
     wan: SwimConfig = WIDE_AREA
     zones: ZonesConfig = field(default_factory=ZonesConfig)
     directory: DirectoryConfig = field(default_factory=DirectoryConfig)
+    abroad: AbroadConfig = field(default_factory=AbroadConfig)
     group: GroupConfig = field(default_factory=GroupConfig)
     pull: PullConfig = field(default_factory=PullConfig)
     tcp: TcpConfig = field(default_factory=TcpConfig)

@@ -157,7 +157,13 @@ class Records:
     writing: dict[tuple[Key, str], int] = field(default_factory=dict)
     sequence: int = 0
 
-    def read(self, now: float, key: Key, then: Callable[[float, Registers], None]) -> int:
+    def read(
+        self,
+        now: float,
+        key: Key,
+        then: Callable[[float, Registers], None],
+        enough: Callable[[Registers], bool] | None = None,
+    ) -> int:
         self.registry.requests += 1
         number = self.registry.requests
 
@@ -176,6 +182,7 @@ class Records:
         generation: int,
         value: Value | None,
         then: Callable[[float, Refused | None], None],
+        zone: str = "",
     ) -> int:
         self.sequence += 1
         replaced = self.writing.pop((key, name), None)
@@ -186,7 +193,12 @@ class Records:
         return number
 
     def mark(
-        self, now: float, key: Key, value: WholeMark, then: Callable[[float, Refused | None], None]
+        self,
+        now: float,
+        key: Key,
+        value: WholeMark,
+        then: Callable[[float, Refused | None], None],
+        zone: str = "",
     ) -> int:
         return self._put(key, Register(NOBODY, f"whole:{value.publication!r}", 0, 1, value), then)
 
@@ -223,9 +235,17 @@ class Records:
     def unwatch(self, now: float, watch: int) -> None:
         self.registry.watches.pop(watch, None)
 
+    def elsewhere(self, model: str) -> tuple[int, int] | None:
+        return None
+
     # membership
 
-    def is_gone(self, peer: PeerId) -> bool:
+    home = "zone"
+
+    def zone(self, peer: PeerId) -> str:
+        return self.home
+
+    def is_gone(self, peer: PeerId, zone: str = "") -> bool:
         return peer in self.registry.gone.get(self.me, ())
 
     def name(self, peer: PeerId) -> str:

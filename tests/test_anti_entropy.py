@@ -157,7 +157,7 @@ def test_equal_views_cost_one_message_however_large_they_are() -> None:
     _, body = pack(digest)
     assert len(bytes(body)) < 700
     assert isinstance(digest, ViewDigest)
-    assert other.views.answer_digest(0.0, ME, digest.parts)
+    assert other.views.answer_digest(0.0, ME, digest.parts, digest.news)
     assert other.sent() == []
 
 
@@ -169,7 +169,7 @@ def test_of_different_views_only_the_parts_that_differ_travel() -> None:
     desk.views.compare_with(ANN)
     ((_, digest),) = desk.sent()
     assert isinstance(digest, ViewDigest)
-    assert other.views.answer_digest(0.0, ME, digest.parts)
+    assert other.views.answer_digest(0.0, ME, digest.parts, digest.news)
     ((to, answer),) = other.sent()
     assert to == ME
     assert isinstance(answer, PushPull)
@@ -191,7 +191,7 @@ def test_hints_and_summaries_travel_with_both_halves() -> None:
     hint, summary = VersionHint("model", 0, 7), ZoneSummary("zone", 1, ())
     desk.hints.note(hint)
     desk.summaries.note(summary)
-    desk.views.answer_digest(0.0, ANN, (1,) * PARTS)
+    desk.views.answer_digest(0.0, ANN, (1,) * PARTS, 0)
     desk.views.reply(ANN, PushPull(info(ANN), ()))
     for _, message in desk.sent():
         assert isinstance(message, (PushPull, PushPullReply))
@@ -201,16 +201,16 @@ def test_hints_and_summaries_travel_with_both_halves() -> None:
 
 def test_digests_are_answered_a_few_times_an_interval_whoever_sends_them() -> None:
     desk = Desk(ANN)
-    answered = [desk.views.answer_digest(1.0, peer, (1,) * PARTS) for peer in peers(20)]
+    answered = [desk.views.answer_digest(1.0, peer, (1,) * PARTS, 0) for peer in peers(20)]
     assert answered == [True] * MAX_ANSWERS + [False] * (20 - MAX_ANSWERS)
     assert len(desk.sent()) == MAX_ANSWERS
-    assert desk.views.answer_digest(1.0 + 2 * CONFIG.gossip_interval, ANN, (1,) * PARTS)
+    assert desk.views.answer_digest(1.0 + 2 * CONFIG.gossip_interval, ANN, (1,) * PARTS, 0)
 
 
 @pytest.mark.parametrize("length", [0, 1, PARTS - 1, PARTS + 1])
 def test_a_digest_of_another_length_is_not_answered(length: int) -> None:
     desk = Desk(ANN)
-    assert not desk.views.answer_digest(0.0, ANN, (1,) * length)
+    assert not desk.views.answer_digest(0.0, ANN, (1,) * length, 0)
     assert desk.sent() == []
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId
-from tensorhub_p2p.protocol.suspicion import Suspicions, timeout
+from tensorhub_p2p.protocol.suspicion import HOLD, Suspicions, timeout
 
 SICK = PeerId("sick")
 
@@ -79,7 +79,38 @@ def test_hard_evidence_hastens_but_never_delays() -> None:
     suspicions.hasten(SICK, 50)
     assert suspicions.deadline(SICK) == pytest.approx(30)
     suspicions.hasten(SICK, 0.5)
+    suspicions.hasten(SICK, 1.5)
+    assert suspicions.cap(SICK) == 0.5
     assert suspicions.take_due(0.5) == [SICK]
+
+
+def test_hard_evidence_that_no_longer_holds_leaves_the_usual_time() -> None:
+    suspicions = started()
+    suspicions.hasten(SICK, 0.5)
+    suspicions.relent(SICK)
+    assert suspicions.deadline(SICK) == pytest.approx(30)
+    assert suspicions.take_due(1.0) == []
+    assert suspicions.take_due(30) == [SICK]
+
+
+def test_a_judge_that_doubts_itself_looks_again_a_little_later() -> None:
+    suspicions = started()
+    assert suspicions.take_due(30, hold=True) == []
+    assert suspicions.next_deadline() == 30 + HOLD
+    assert suspicions.take_due(30.5) == []
+    assert suspicions.take_due(30 + HOLD, hold=True) == []
+    assert suspicions.take_due(30 + 2 * HOLD) == [SICK]
+
+
+def test_the_heap_of_deadlines_stays_in_proportion() -> None:
+    suspicions = started()
+    other = PeerId("other")
+    for turn in range(1000):
+        suspicions.start(turn, other, PeerId("first"), expected=3, shortest=50, longest=60)
+        suspicions.hasten(other, turn + 40)
+        suspicions.relent(other)
+    assert len(suspicions._heap) < 100
+    assert suspicions.next_deadline() == pytest.approx(30)
 
 
 def test_the_judges_own_pause_is_not_held_against_anyone() -> None:

@@ -8,11 +8,11 @@ to (`weight`), so that no table is left out.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import count
 
 import msgspec
 import pytest
+from fuzz_membership import fuzz, weight
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,29 +76,6 @@ def swim(config: SwimConfig | None = None) -> Swim:
 def holds(machine: Swim) -> list[tuple[PeerId, int, Status, PeerInfo]]:
     """What must not change: all that it believes, of itself too."""
     return [(v.peer_id, v.incarnation, v.status, v.info) for v in machine.members()]
-
-
-def weight(machine: object) -> int:
-    """Entries of all tables that it refers to, and theirs."""
-    seen: set[int] = set()
-
-    def walk(thing: object) -> Iterator[int]:
-        if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type)):
-            return
-        seen.add(id(thing))
-        if isinstance(thing, (list, tuple, set, frozenset, dict)):
-            yield len(thing)
-            for each in thing:
-                yield from walk(each)
-            if isinstance(thing, dict):
-                for each in thing.values():
-                    yield from walk(each)
-        elif type(thing).__module__.startswith("tensorhub_p2p"):
-            yield from walk(getattr(thing, "__dict__", {}))
-            for name in getattr(type(thing), "__slots__", ()):
-                yield from walk(getattr(thing, name, None))
-
-    return sum(walk(machine))
 
 
 def arrives(machine: Swim, sender: PeerId, kind: str, body: bytes, now: float = 0.0) -> bool:
@@ -516,6 +493,18 @@ def test_thousands_of_foreign_peers_in_one_view_fill_the_table_and_no_more() -> 
     assert len(machine.members()) == 101
     assert machine.dropped["newcomer beyond max_members"] == 20_000 - 98
     assert machine.is_reachable(OTHER)
+
+
+# -- all of it at once --
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("machine", ["swim", "zones"])
+def test_a_living_cluster_survives_whatever_is_mangled(machine: str, seed: int) -> None:
+    """A short run of fuzz_membership.py; its own checks are the test."""
+    counts = fuzz(seed, machine)
+    assert counts["mangled"] > 500
+    assert counts["undecodable"] < counts["mangled"], "some of it must get through"
 
 
 # -- the wrapping of what gateways say to each other --

@@ -4,8 +4,8 @@ The model keeps, of each peer, the highest claim made so far, and since when. Wh
 and what the sockets show, it predicts exactly. Of what the machine finds out itself, as time
 passes, it knows what is allowed and what is overdue:
 
-    silent   only who left a ping unanswered for a whole probe and sent nothing meanwhile; and
-             nobody while this peer hears nobody at all
+    silent   only who left a ping unanswered for a whole probe and sent nothing meanwhile, and
+             nobody while this peer hears nobody at all; or whose watch ended, and nobody greets
     dead     who was silent for the shortest suspicion, or as long as evidence left to it; or
              whom somebody's view held for dead, and who was silent here as well
     overdue  who is still silent after the longest suspicion, the limit of the
@@ -196,6 +196,7 @@ class SwimAgainstModel(RuleBasedStateMachine):
         self.pinged: dict[PeerId, list[float]] = {peer: [] for peer in PEERS}
         self.there: dict[PeerId, float] = {}
         """When sockets last showed that a peer's process is there."""
+        self.showed: dict[PeerId, list[Evidence]] = {peer: [] for peer in PEERS}
         self.doubted = -math.inf
         if number:
             known = tuple(Rumour(peer, 0, ALIVE, info(peer)) for peer in PEERS[:number])
@@ -237,11 +238,20 @@ class SwimAgainstModel(RuleBasedStateMachine):
 
     # -- what sockets show --
 
+    @rule(peer=peers, then=st.sampled_from(Evidence))
+    def a_watch_ends(self, peer: PeerId, then: Evidence) -> None:
+        self.evidence(peer, Evidence.DISCONNECTED)
+        self.evidence(peer, then)
+        held = self.model.table.get(peer)
+        if then is Evidence.ACCEPTED and held is not None and held.status not in GONE:
+            assert held.status is UNRESPONSIVE
+
     @rule(peer=peers, evidence=st.sampled_from(Evidence))
     def evidence(self, peer: PeerId, evidence: Evidence) -> None:
         held = self.model.table.get(peer)
         if held is not None and held.status not in GONE:
             self.about_to_call()
+            self.showed[peer].append(evidence)
             self.expect(held, peer, evidence)
             self.last_call = self.now
         self.swim.evidence(self.now, peer, evidence)
@@ -370,8 +380,10 @@ class SwimAgainstModel(RuleBasedStateMachine):
         ]
         if rank[1] is DEAD and held.status in SILENT and self.now >= held.earliest - SOON:
             assert not self.doubts(DEAF_INTERVALS), "while nobody is heard, no verdict is spoken"
+        elif rank[1] is UNRESPONSIVE and not unanswered:
+            assert self.showed[peer][-2:] == [Evidence.DISCONNECTED, Evidence.ACCEPTED]
+            assert self.there[peer] == self.now
         elif rank[1] is UNRESPONSIVE:
-            assert unanswered
             assert self.there.get(peer, -math.inf) >= unanswered[0]
         else:
             assert unanswered, f"{peer} was not silent"

@@ -600,8 +600,8 @@ def test_only_the_first_gateway_writes() -> None:
     for zones, writes in ((first, True), (second, False)):
         before = zones.zones()
         zones.hint("policy", 0, 1)
-        for now in (1, 2, 3):
-            zones.tick(float(now))
+        for now in (0.5, 1.0, 1.2):  # and nobody is suspect yet
+            zones.tick(now)
         assert (zones.zones() != before) is writes
 
 
@@ -695,7 +695,7 @@ MEMBERSHIP = st.one_of(
 ANY = st.one_of(MEMBERSHIP, MEMBERSHIP.map(wrap), st.builds(ZoneGreeting, INFOS, TOLD, DIALLED))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.booleans(), st.lists(st.tuples(NAMES, ANY, st.floats(0, 5)), max_size=25))
 def test_whatever_is_said_the_home_pool_stays_the_zones_and_tables_stay_bounded(
     alone: bool, said: list[tuple[str, Message, float]]

@@ -153,7 +153,7 @@ def draw(
     if any(item.restarts for item in plan):
         drawing.spare(needed)
     victims = sum(item.number(peers) for item in plan if item.kind != "partition")
-    if victims >= peers - (needed if any(item.restarts for item in plan) else 0):
+    if victims and victims >= peers - (needed if any(item.restarts for item in plan) else 0):
         raise ValueError(
             f"{victims} victims among {peers} peers are too many: somebody must be left to "
             f"notice; give more --peers or fewer faults"

@@ -37,4 +37,5 @@ def members(
         table.add_row(member.name, member.state, member.zone, member.address, member.peer_id)
     Console().print(table)
     for other in others:
-        print(f"zone {other.name}: about {other.members} members; list them with --zone {other.name}")
+        about = f"about {other.members} members"
+        print(f"zone {other.name}: {about}; list them with --zone {other.name}")

@@ -24,7 +24,7 @@ from tensorhub_p2p.cli import fault_plan, joining
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.sim.faults import Partition, Pause, Schedule, Stall
 from tensorhub_p2p.sim.link import Link, LogNormal
-from tensorhub_p2p.sim.membership import MEMBERLIST, SEEDS, MembershipSim
+from tensorhub_p2p.sim.membership import MEMBERLIST, SEEDS, WAN, MembershipSim
 from tensorhub_p2p.sim.record import Detection, Traffic, TrafficMeter, percentile
 
 STEP = 0.5
@@ -143,14 +143,14 @@ def _config(setting: Setting) -> SwimConfig | None:
 
 def run(setting: Setting, schedule: Schedule, progress: Callable[[float], None]) -> Outcome:
     """Carry it out; `progress` is told the virtual time now and then."""
-    link = Link(_latency(setting.latency), setting.loss)
     sim = MembershipSim(
         setting.peers,
         zones=setting.zones,
         seed=setting.seed,
         config=_config(setting),
         sockets=setting.sockets,
-        link=link,
+        link=Link(_latency(setting.latency), setting.loss),
+        between_zones=Link(WAN.latency, setting.loss),
     )
     schedule.play(sim)
     meter = TrafficMeter(sim.network)

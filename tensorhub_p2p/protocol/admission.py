@@ -61,7 +61,7 @@ def _refusal(key: Key, held: Cells, new: Register) -> Refusal | None:
     if isinstance(value, WholeMark):
         return _admit_mark(held, value)
     if isinstance(value, Pin):
-        return _fenced(held, value.group, value.generation) or _admit_pin(held, value.publication)
+        return _fenced(held, value.group, value.generation) or _admit_pin(held, value)
     return None
 
 
@@ -121,12 +121,14 @@ def _admit_mark(held: Cells, mark: WholeMark) -> Refusal | None:
     return None
 
 
-def _admit_pin(held: Cells, publication: Publication) -> Refusal | None:
+def _admit_pin(held: Cells, pin: Pin) -> Refusal | None:
     withdrawn: dict[int, Register] = {}
     kept: set[int] = set()
     for register in held.values():
         record = register.value
-        if isinstance(record, VersionRecord) and record.publication == publication:
+        if isinstance(record, VersionRecord) and record.publication == pin.publication:
+            if pin.shards and record.slot.shard not in pin.shards:
+                continue
             if record.phase >= Phase.WITHDRAWING:
                 withdrawn[record.slot.shard] = register
             else:

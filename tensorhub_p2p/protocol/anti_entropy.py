@@ -121,9 +121,13 @@ class AntiEntropy:
 
     def compare_with(self, peer: PeerId) -> None:
         """Ask whether its view differs, and where."""
-        self._outbox.send(peer, ViewDigest(tuple(self._fingerprints())))
+        self._outbox.send(peer, ViewDigest(tuple(self._fingerprints()), self._news()))
 
-    def answer_digest(self, now: float, sender: PeerId, theirs: tuple[int, ...]) -> bool:
+    def _news(self) -> int:
+        """The fingerprint of what is known besides members."""
+        return self._hints.fingerprint ^ self._summaries.fingerprint
+
+    def answer_digest(self, now: float, sender: PeerId, theirs: tuple[int, ...], news: int) -> bool:
         """Send what is held about the parts that differ; False if that was too often now."""
         if now - self._answers_since > self._config.gossip_interval:
             self._answers_since, self._answers = now, 0
@@ -132,10 +136,12 @@ class AntiEntropy:
             return False
         ours = self._fingerprints()
         parts = tuple(part for part in range(PARTS) if ours[part] != theirs[part])
-        if parts:
-            view = self._view(parts)
+        if parts or news != self._news():
+            view = self._view(parts) if parts else self._only_us(sender)
             hints, summaries = self._hints.newest(), self._summaries.newest()
-            message = PushPull(self._me, view, hints=hints, parts=parts, summaries=summaries)
+            message = PushPull(
+                self._me, view, hints=hints, parts=parts, hello=not parts, summaries=summaries
+            )
             self._outbox.send(sender, message)
         return True
 

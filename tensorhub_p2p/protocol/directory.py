@@ -40,7 +40,7 @@ from heapq import heappop, heappush
 from random import Random
 
 from tensorhub_p2p.config import DirectoryConfig
-from tensorhub_p2p.protocol.identity import NOBODY, PeerId
+from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
 from tensorhub_p2p.protocol.messages import (
     DirectoryChanged,
@@ -62,6 +62,7 @@ from tensorhub_p2p.protocol.messages import (
 )
 from tensorhub_p2p.protocol.owner import Admit, Owner, Refusal, View, admit_all
 from tensorhub_p2p.protocol.quorum import Request
+from tensorhub_p2p.protocol.registers import of_mark
 from tensorhub_p2p.protocol.ring import Owners, Ring
 
 __all__ = ["Admit", "Directory", "Refusal", "View", "admit_all"]
@@ -197,9 +198,8 @@ class Directory:
 
     def mark(self, now: float, key: Key, value: WholeMark, deadline: float = FOREVER) -> int:
         """Write a mark, which belongs to nobody and is the same whoever writes it."""
-        name = f"whole:{value.publication!r}"
-        register = Register(NOBODY, name, value.publication.generation.counter, 1, value)
-        self._marks[(key, name)] = register
+        register = of_mark(value)
+        self._marks[(key, register.name)] = register
         if len(self._marks) > MAX_MARKS:
             del self._marks[next(iter(self._marks))]
         self._plan_repair(now)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from tensorhub_p2p.protocol.group_part import GroupPart
 from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.publishing import References
-from tensorhub_p2p.protocol.records import Liveness, Records, Registers, versions_key
+from tensorhub_p2p.protocol.records import Liveness, Records, Registers, everywhere, versions_key
 from tensorhub_p2p.protocol.running_verb import Verb
 from tensorhub_p2p.protocol.selection import describe, holdings
 from tensorhub_p2p.protocol.slots import SlotClaimer
@@ -44,7 +44,7 @@ class Explanation:
 
     def look(self, now: float) -> None:
         """The deadline is near: find out what exists."""
-        self._existing.look(now)
+        self._existing.look(now, everywhere)
 
     def stop(self) -> None:
         """The verb has ended."""

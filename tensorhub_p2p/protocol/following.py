@@ -8,6 +8,7 @@ directory watches it), and every `holders_interval` all the same, as news of cha
 lost and deaths change no key. It has at most one read under way (inquiry.py): reads that
 are not answered, as in a partition, don't pile up, and no late answer follows a newer one.
 `HoldersChanged` is emitted for the first answer, and for each that differs from the last.
+While nobody in the own zone has all of the shard, holders in other zones are looked for too.
 What bounds it: one follow for each pull that runs; it ends with `stop`.
 """
 
@@ -53,7 +54,15 @@ class Follow:
 
     def _look(self, now: float) -> None:
         self._look_at = now + self._interval
-        self._inquiry.look(now)
+        self._inquiry.look(now, self._is_held_whole)
+
+    def _is_held_whole(self, registers: Registers) -> bool:
+        return any(
+            record.publication == self._publication
+            and record.phase is Phase.READY
+            and not self._liveness.is_gone(register.writer)
+            for register, record in values(registers, HolderRecord)
+        )
 
     def _on_registers(self, _now: float, registers: Registers) -> None:
         holders = tuple(

@@ -10,6 +10,8 @@ Bounds: `max_hinted_models` models; hints of further ones are dropped.
 
 from __future__ import annotations
 
+import mmh3
+
 from tensorhub_p2p.protocol.dissemination import Dissemination
 from tensorhub_p2p.protocol.messages import VersionHint
 
@@ -18,6 +20,8 @@ class Hints:
     """The newest version known of each model, and what is still being spread of it."""
 
     def __init__(self, limit: int) -> None:
+        self.fingerprint = 0
+        """Of all that is known, 63 bits; 0 if that is nothing."""
         self._limit = limit
         self._newest: dict[str, VersionHint] = {}
         self._queue: Dissemination[str, VersionHint] = Dissemination()
@@ -33,14 +37,22 @@ class Hints:
             return False
         if known is not None and (hint.epoch, hint.version) <= (known.epoch, known.version):
             return False
+        for each in (known, hint):
+            if each is not None:
+                self.fingerprint ^= _fingerprint(each)
+        self._newest.pop(hint.model, None)
         self._newest[hint.model] = hint
         self._queue.put(hint.model, hint)
         return True
 
     def newest(self) -> tuple[VersionHint, ...]:
-        """One hint a model."""
-        return tuple(self._newest.values())
+        """One hint a model, the most recent news first."""
+        return tuple(reversed(self._newest.values()))
 
     def take(self, budget: int, limit: int) -> tuple[VersionHint, ...]:
         """Hints for one message of `budget` bytes, each sent `limit` times in all."""
         return self._queue.take(budget, limit)
+
+
+def _fingerprint(hint: VersionHint) -> int:
+    return mmh3.hash64(f"{hint.model}/{hint.epoch}/{hint.version}", signed=False)[0] >> 1

@@ -1,20 +1,26 @@
 """Which versions of a model exist: a question that belongs to no handle.
 
-Rules of this file. `Lookups` read a versions key once for each question, with the asker's
-deadline, and sum up what is there; they decide nothing. Each ends with `Done` or `Failed`
+Rules of this file. `Lookups` read a versions key once for each question, in all zones, with the
+asker's deadline, and sum up what is there; they decide nothing. Each ends with `Done` or `Failed`
 under its verb's number, once: by its answer, or by its deadline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tensorhub_p2p.errors import Timeout
-from tensorhub_p2p.protocol.identity import PeerId, PeerInfo, Publication
+from tensorhub_p2p.protocol.identity import Publication
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.messages import Phase, VersionRecord
-from tensorhub_p2p.protocol.records import Liveness, Records, Registers, values, versions_key
+from tensorhub_p2p.protocol.records import (
+    Liveness,
+    Records,
+    Registers,
+    everywhere,
+    values,
+    versions_key,
+)
 from tensorhub_p2p.protocol.selection import holdings
 from tensorhub_p2p.protocol.verbs import Done, Failed, VerbId, VersionSummary
 
@@ -29,16 +35,13 @@ class Lookup:
 
 
 class Lookups:
-    """The questions of one peer. `info` tells what is known of a peer, or None."""
+    """The questions of one peer."""
 
-    def __init__(
-        self, records: Records, liveness: Liveness, info: Callable[[PeerId], PeerInfo | None]
-    ) -> None:
+    def __init__(self, records: Records, liveness: Liveness) -> None:
         self.outbox = Outbox()
         self._lookups: dict[VerbId, Lookup] = {}
         self._records = records
         self._liveness = liveness
-        self._info = info
 
     def versions(self, now: float, number: VerbId, deadline: float, model: str) -> None:
         """Done(tuple[VersionSummary, ...]), newest first, or Failed(Timeout)."""
@@ -47,7 +50,7 @@ class Lookups:
             if self._lookups.pop(number, None) is not None:
                 self.outbox.emit(Done(number, self._summaries(registers)))
 
-        request = self._records.read(now, versions_key(model), then)
+        request = self._records.read(now, versions_key(model), then, everywhere)
         self._lookups[number] = Lookup(deadline, request, model)
 
     def _summaries(self, registers: Registers) -> tuple[VersionSummary, ...]:
@@ -70,9 +73,9 @@ class Lookups:
     def _zones(self, registers: Registers) -> dict[Publication, set[str]]:
         zones: dict[Publication, set[str]] = {}
         for register, record in values(registers, VersionRecord):
-            info = self._info(register.writer)
-            if info is not None and record.phase is not Phase.HIDDEN:
-                zones.setdefault(record.publication, set()).add(info.zone)
+            if record.phase is not Phase.HIDDEN:
+                zone = self._liveness.zone(register.writer)
+                zones.setdefault(record.publication, set()).add(zone)
         return zones
 
     def tick(self, now: float) -> None:

@@ -134,10 +134,12 @@ class Gossip(Message, frozen=True):
 class ViewDigest(Message, frozen=True):
     """Anti-entropy's question: the fingerprint of each part of my view (anti_entropy.py).
 
-    Who sees parts that differ answers with a `PushPull` of just those.
+    Who sees parts that differ answers with a `PushPull` of just those. `news` is the
+    fingerprint of the version hints and zone summaries that I know.
     """
 
     parts: tuple[Count, ...]
+    news: Count = 0
 
 
 class PushPull(Message, frozen=True):
@@ -270,6 +272,10 @@ class Pin(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
     group: Group
     generation: Generation
     call: Count
+    zone: Short = ""
+    """The writer's, if that is another zone than the key's."""
+    shards: tuple[Count, ...] = ()
+    """Those that this zone has to keep for it; () stands for all."""
 
 
 class HolderRecord(msgspec.Struct, frozen=True, array_like=True, tag="holder"):
@@ -318,10 +324,13 @@ class DirectoryMessage(Message, frozen=True):
 
 
 class DirectoryWrite(DirectoryMessage, frozen=True):
+    """`abroad`: the writer is of another zone, and views of this one's members are not for it."""
+
     request: Count
     key: Key
     owners_hash: Count
     register: Register
+    abroad: bool = False
 
 
 class DirectoryWritten(DirectoryMessage, frozen=True):
@@ -648,3 +657,38 @@ class LayoutPage(Message, frozen=True):
     first: Count
     total: Count
     tensors: tuple[TensorSpec, ...]
+
+
+# --- abroad (abroad.py) ------------------------------------------------------------------
+
+
+class ZoneAsk(Message, frozen=True):
+    """To a gateway of another zone: what does your zone's directory hold under this key?"""
+
+    request: Count
+    key: Key
+
+
+class ZoneAnswer(Message, frozen=True):
+    """What others may use of the key's registers: nothing by the dead, and nothing hidden.
+
+    `infos` are of the holders (key "holders" only), `owners` of the key's owners, in order.
+    """
+
+    request: Count
+    key: Key
+    registers: Annotated[tuple[Register, ...], Meta(max_length=8192)]
+    infos: Annotated[tuple[PeerInfo, ...], Meta(max_length=8192)] = ()
+    owners: Annotated[tuple[PeerInfo, ...], Meta(max_length=8)] = ()
+
+
+class ZoneCheck(Message, frozen=True):
+    """To a gateway of another zone: which of these peers of yours are dead, or have left?"""
+
+    request: Count
+    peers: Annotated[tuple[PeerId, ...], Meta(max_length=64)]
+
+
+class ZoneChecked(Message, frozen=True):
+    request: Count
+    gone: Annotated[tuple[PeerId, ...], Meta(max_length=64)]

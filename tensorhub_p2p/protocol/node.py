@@ -4,8 +4,9 @@ Rules of this file. A `Node` routes: messages to the machine that they are for, 
 the machine or driver that waits for them, membership news to everyone. It decides
 nothing. The runtime's control thread and the simulator drive the same object.
 
-    Swim ---- who is there --------------> Directory, every ShardNode
-    Directory <-- reads, writes, watches -- every ShardNode (through PendingRecords)
+    Zones --- who is there --------------> Directory, Abroad, every ShardNode
+    Directory <-- reads, writes, watches -- Abroad (through PendingRecords)
+    Abroad <----- the same, of all zones -- every ShardNode (through WideRecords)
     ShardNode -- ends of verbs, news -----> the driver
 
 What a driver does: call the verbs with a number of its own choosing, and wait for the
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 
 from tensorhub_p2p.config import Config
 from tensorhub_p2p.errors import StateError, TensorHubError
+from tensorhub_p2p.protocol.abroad import Abroad
 from tensorhub_p2p.protocol.admission import admit
 from tensorhub_p2p.protocol.claims import left
 from tensorhub_p2p.protocol.directory import Directory, ViewLearnt
@@ -49,6 +51,7 @@ from tensorhub_p2p.protocol.messages import (
     SlotAnswer,
     SlotChallenge,
     Vote,
+    ZoneGreeting,
 )
 from tensorhub_p2p.protocol.pending import PendingRecords
 from tensorhub_p2p.protocol.publishing import Whole
@@ -59,6 +62,7 @@ from tensorhub_p2p.protocol.swim_events import (
     MemberForgotten,
     Refuted,
     WasAbsent,
+    ZoneNews,
 )
 from tensorhub_p2p.protocol.verbs import (
     Answer,
@@ -75,14 +79,28 @@ FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, Slot
 class ZoneLiveness:
     """Membership, as the group protocols ask about it."""
 
-    def __init__(self, zones: Zones) -> None:
+    def __init__(self, zones: Zones, abroad: Abroad) -> None:
         self._zones = zones
+        self._abroad = abroad
 
-    def is_gone(self, peer: PeerId) -> bool:
-        return self._zones.status(peer) in GONE
+    @property
+    def home(self) -> str:
+        return self._zones.zone
+
+    def zone(self, peer: PeerId) -> str:
+        if self._zones.status(peer) is not None:
+            return self.home
+        return self._abroad.zone_of(peer) or self.home
+
+    def is_gone(self, peer: PeerId, zone: str = "") -> bool:
+        status = self._zones.status(peer)
+        return self._abroad.is_gone(peer, zone) if status is None else status in GONE
+
+    def info(self, peer: PeerId) -> PeerInfo | None:
+        return self._zones.info(peer) or self._abroad.info(peer)
 
     def name(self, peer: PeerId) -> str:
-        info = self._zones.info(peer)
+        info = self.info(peer)
         return f"peer {info.name or peer} ({peer})" if info is not None else f"peer {peer}"
 
 
@@ -93,7 +111,6 @@ class Node:
         self.info = info
         self.outbox = Outbox()
         self.zones = Zones(info, config, random.Random(rng.getrandbits(64)))
-        self.swim = self.zones
         self.directory = Directory(
             info.peer_id,
             config.directory,
@@ -102,10 +119,11 @@ class Node:
             view=self.zones.view,
         )
         self.records = PendingRecords(self.directory)
-        self.liveness = ZoneLiveness(self.zones)
+        self.abroad = Abroad(info, self.zones, self.directory, self.records, config.abroad)
+        self.liveness = ZoneLiveness(self.zones, self.abroad)
         self.shards: dict[Slot, ShardNode] = {}
-        self.following = Following(self.records, self.liveness, config.pull)
-        self.lookups = Lookups(self.records, self.liveness, self.zones.info)
+        self.following = Following(self.abroad.records, self.liveness, config.pull)
+        self.lookups = Lookups(self.abroad.records, self.liveness)
         self._config = config
         self._members: tuple[PeerId, ...] = (info.peer_id,)
 
@@ -125,6 +143,10 @@ class Node:
         """The connections noticed something of a peer: it is probed at once (zones.py)."""
         self.zones.evidence(now, peer, evidence)
         self._settle(now)
+
+    def info_of(self, peer: PeerId) -> PeerInfo | None:
+        """What a peer told about itself; of other zones' peers, those that matter here."""
+        return self.liveness.info(peer)
 
     # --- verbs ---
 
@@ -148,7 +170,7 @@ class Node:
             self.info.peer_id,
             slot,
             num_shards,
-            self.records,
+            self.abroad.records,
             self.liveness,
             self._config.group,
             self._config.pull,
@@ -286,6 +308,7 @@ class Node:
     def tick(self, now: float) -> None:
         self.zones.tick(now)
         self.directory.tick(now)
+        self.abroad.tick(now)
         for shard in self.shards.values():
             shard.tick(now)
         self.following.tick(now)
@@ -296,6 +319,7 @@ class Node:
         return earliest(
             self.zones.next_wakeup(),
             self.directory.next_wakeup(),
+            self.abroad.next_wakeup(),
             *(shard.next_wakeup() for shard in self.shards.values()),
             self.following.next_wakeup(),
             self.lookups.next_wakeup(),
@@ -311,10 +335,14 @@ class Node:
         elif isinstance(message, (Propose, Vote, Formed, MemberLeft, GroupMessage)):
             slot = Slot(Group(message.group.model, message.group.replica), message.shard)
             self._route_to_slot(now, sender, slot, message)
+        elif self.abroad.takes(message):
+            self.abroad.receive(now, sender, message)
         elif isinstance(message, DirectoryMessage):
             self.directory.receive(now, sender, message)
         else:
             self.zones.receive(now, sender, message)
+            if isinstance(message, ZoneGreeting):
+                self.abroad.receive(now, sender, message)
 
     def _route_to_slot(self, now: float, sender: PeerId, slot: Slot, message: Message) -> None:
         shard = self.shards.get(slot)
@@ -345,6 +373,7 @@ class Node:
 
     def _drain(self, now: float) -> list[Output]:
         items = [*self.zones.outbox.drain(), *self.directory.outbox.drain()]
+        items += self.abroad.outbox.drain()
         for shard in self.shards.values():
             shard.pump(now)
             items.extend(shard.outbox.drain())
@@ -365,6 +394,8 @@ class Node:
         elif isinstance(event, Whole):
             order = event.publication.order
             self.zones.hint(event.model, *order)
+        elif isinstance(event, ZoneNews):
+            self.abroad.heard(now, event.summary)
         elif isinstance(event, WasAbsent):
             self.directory.was_absent(now)
         elif isinstance(event, Refuted) and event.claim in GONE:

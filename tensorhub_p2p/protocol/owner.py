@@ -30,7 +30,7 @@ judged again.
 
 A mismatch carries the sender's view of the members, and is answered by the other's, so
 that whoever is behind catches up at once; at most one view goes to a peer each
-`retry_interval`, the others are empty.
+`retry_interval`, the others are empty; so are those to writers of other zones.
 
 A key is warmed when it is first heard of: by a read, a write, or a DirectoryMerge, which
 the earlier owners send to new ones, soon after a change of the ring, to say that the key
@@ -69,7 +69,7 @@ from tensorhub_p2p.protocol.messages import (
     Rumour,
     WholeMark,
 )
-from tensorhub_p2p.protocol.registers import Cell, merge, prune_marks
+from tensorhub_p2p.protocol.registers import Cell, merge, prune_marks, prune_pins
 from tensorhub_p2p.protocol.ring import Owners, Ring, owners_hash
 from tensorhub_p2p.protocol.warming import Debts, Past, same
 
@@ -262,8 +262,9 @@ class Owner:
         """The key, if this request may be answered; else the sender is told why not."""
         key = message.key
         owners = self.owners(key)
+        abroad = isinstance(message, DirectoryWrite) and message.abroad
         if self.me not in owners or message.owners_hash != owners_hash(owners):
-            self._disagree(now, sender, message.request)
+            self._disagree(now, sender, message.request, abroad=abroad)
             return None
         held = self._held.get(key)
         if held is None:
@@ -274,7 +275,7 @@ class Owner:
                 return None
         held.touched = now
         if held.debts.closed:
-            self._disagree(now, sender, message.request)
+            self._disagree(now, sender, message.request, abroad=abroad)
             return None
         if not held.debts.warm and (key not in self._warming or not held.merge):
             self._ask(now, key, held)
@@ -302,17 +303,22 @@ class Owner:
     def _store(self, now: float, key: Key, held: KeyCopy, registers: tuple[Register, ...]) -> None:
         before = len(held.cells)
         risen = merge(held.cells, registers)
+        pruned = 0
         if any(isinstance(register.value, WholeMark) for register in registers):
-            prune_marks(held.cells)
+            pruned += prune_marks(held.cells)
+        if any(register.value is None for register in registers):
+            pruned += prune_pins(held.cells)
+        if pruned:
             held.unjudged = {cell: None for cell in held.unjudged if cell in held.cells}
         self._count += len(held.cells) - before
         if risen and key in self._watchers:
             self._changed[key] = None
             self._tell_at = now if self._tell_at is None else self._tell_at
 
-    def _disagree(self, now: float, sender: PeerId, request: int) -> None:
+    def _disagree(self, now: float, sender: PeerId, request: int, *, abroad: bool = False) -> None:
         """Tell the sender whom I know; at most one full view each retry interval."""
-        self._post(now, sender, DirectoryMismatch(request, self.view_for(now, sender)))
+        view = () if abroad else self.view_for(now, sender)
+        self._post(now, sender, DirectoryMismatch(request, view))
 
     def view_for(self, now: float, peer: PeerId) -> tuple[Rumour, ...]:
         """The own view for this peer, or nothing if it just got one."""

@@ -90,7 +90,7 @@ class Hidden(Event):
 
 
 class Whole(Event):
-    """The publication that this slot published is whole, and marked so."""
+    """What this slot published is whole, and marked so; or it brought a copy of such a one."""
 
     def __init__(self, model: str, publication: Publication) -> None:
         self.model = model
@@ -211,6 +211,8 @@ class References:
         def then(now: float, refused: Refused | None) -> None:
             self.state = RefState.HELD
             self.outbox.emit(Announced(held.publication, held.phase))
+            if held.phase is Phase.READY:
+                self.outbox.emit(Whole(self.slot.group.model, held.publication))
 
         self._write(now, held.phase, then)
 
@@ -329,14 +331,16 @@ class References:
         if held is None:
             return
         pins = [
-            (register.writer, pin.group)
+            (register.writer, pin)
             for register, pin in values(registers, Pin)
             if pin.publication == held.publication
         ]
         self.keeper_needed_by = tuple(
-            str(group)
-            for writer, group in pins
-            if group != self.slot.group and not self._liveness.is_gone(writer)
+            f"{pin.group} of zone {pin.zone}" if pin.zone else str(pin.group)
+            for writer, pin in pins
+            if (pin.zone or pin.group != self.slot.group)
+            and (not pin.shards or self.slot.shard in pin.shards)
+            and not self._liveness.is_gone(writer, pin.zone)
         )
         found = holdings(registers, self._liveness.is_gone).get(held.publication)
         if found is not None and pins:

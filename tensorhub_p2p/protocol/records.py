@@ -4,6 +4,9 @@ Rules of this file: interfaces and pure readings of registers only. The machines
 see the directory through `Records`, and no other way: a read or write is asked until it is
 answered (deadlines belong to the verb that waits), and the answer arrives as a call of
 `then`, with the time, after the asking call returned.
+
+All of it is about the directory of the own zone, unless the call says otherwise: `enough`
+says when what the own zone holds does for a read, `zone` where a write belongs.
 """
 
 from __future__ import annotations
@@ -15,7 +18,14 @@ from tensorhub_p2p.protocol.identity import Group, PeerId, Slot
 from tensorhub_p2p.protocol.messages import Key, Register, Value, WholeMark
 
 Registers = tuple[Register, ...]
+Enough = Callable[[Registers], bool]
+"""Whether the own zone's registers do, so that no other zone need be asked."""
 V = TypeVar("V", bound=Value)
+
+
+def everywhere(_registers: Registers) -> bool:
+    """The `Enough` of who wants to know what all zones hold."""
+    return False
 
 
 class Refused:
@@ -29,8 +39,18 @@ class Refused:
 class Records(Protocol):
     """The directory, as one peer's group protocols use it."""
 
-    def read(self, now: float, key: Key, then: Callable[[float, Registers], None]) -> int:
-        """Read from R owners; withdrawn registers are left out. Returns a number to cancel by."""
+    def read(
+        self,
+        now: float,
+        key: Key,
+        then: Callable[[float, Registers], None],
+        enough: Enough | None = None,
+    ) -> int:
+        """Read from R owners; withdrawn registers are left out. Returns a number to cancel by.
+
+        With `enough`, and if it says no: together with what the other zones hold that have the
+        model, and answer in time.
+        """
 
     def write(
         self,
@@ -40,17 +60,23 @@ class Records(Protocol):
         generation: int,
         value: Value | None,
         then: Callable[[float, Refused | None], None],
+        zone: str = "",
     ) -> int:
-        """Write the own register `name` to W owners; None withdraws it.
+        """Write the own register `name` to W owners (in that `zone`); None withdraws it.
 
         A later write of the same register replaces one that is still under way: then nobody
         is told how that one ended.
         """
 
     def mark(
-        self, now: float, key: Key, value: WholeMark, then: Callable[[float, Refused | None], None]
+        self,
+        now: float,
+        key: Key,
+        value: WholeMark,
+        then: Callable[[float, Refused | None], None],
+        zone: str = "",
     ) -> int:
-        """Write a mark that belongs to nobody to W owners."""
+        """Write a mark that belongs to nobody to W owners (in that `zone`)."""
 
     def cancel(self, request: int) -> None:
         """Forget a request: its `then` is not called any more."""
@@ -60,12 +86,25 @@ class Records(Protocol):
 
     def unwatch(self, now: float, watch: int) -> None: ...
 
+    def elsewhere(self, model: str) -> tuple[int, int] | None:
+        """The highest (epoch, version) that another zone says it has; None if none has any."""
+
 
 class Liveness(Protocol):
     """Membership, as the group protocols use it."""
 
-    def is_gone(self, peer: PeerId) -> bool:
-        """Declared dead, or left. A peer that was never heard of is not gone but new."""
+    @property
+    def home(self) -> str:
+        """The own zone."""
+
+    def zone(self, peer: PeerId) -> str:
+        """The zone of a peer that a register named; the own one unless it is known better."""
+
+    def is_gone(self, peer: PeerId, zone: str = "") -> bool:
+        """Declared dead, or left. A peer that was never heard of is not gone but new.
+
+        Of a peer of another zone that is only known there: name the `zone`, and ask again.
+        """
 
     def name(self, peer: PeerId) -> str:
         """The peer's name and id, for messages to people."""

@@ -11,18 +11,29 @@ Withdrawing is a register without a value and of a higher order. It is kept, so 
 older copy from elsewhere can't bring the value back.
 
 Bounds. `WholeMark`s belong to nobody and are never withdrawn: the newest `marks_kept` are
-kept, and of the older ones those whose publication another register still names.
+kept, and of the older ones those whose publication another register still names. Of withdrawn
+pins the last `PINS_KEPT` or more: many of their writers are of other zones, where nobody here
+hears of their deaths. An older copy could bring such a pin back, and hold a withdrawal up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tensorhub_p2p.protocol.identity import PeerId, Publication
+from tensorhub_p2p.protocol.identity import NOBODY, PeerId, Publication
 from tensorhub_p2p.protocol.messages import HolderRecord, Pin, Register, VersionRecord, WholeMark
 
 Cell = tuple[PeerId, str]
 MARKS_KEPT = 32
+PINS_KEPT = 1024
+PIN_NAME = "pin/"
+"""How the names of registers that hold pins begin."""
+
+
+def of_mark(mark: WholeMark) -> Register:
+    """The register of a mark: the same one, whoever writes it."""
+    name = f"whole:{mark.publication!r}"
+    return Register(NOBODY, name, mark.publication.generation.counter, 1, mark)
 
 
 def merge(cells: dict[Cell, Register], registers: Iterable[Register]) -> int:
@@ -54,6 +65,22 @@ def prune_marks(cells: dict[Cell, Register], kept: int = MARKS_KEPT) -> int:
     for cell in dropped:
         del cells[cell]
     return len(dropped)
+
+
+def prune_pins(cells: dict[Cell, Register], kept: int = PINS_KEPT) -> int:
+    """Drop withdrawn pins, the longest known first, once there are twice as many; how many."""
+    if len(cells) <= 2 * kept:
+        return 0
+    withdrawn = [
+        cell
+        for cell, register in cells.items()
+        if register.value is None and register.name.startswith(PIN_NAME)
+    ]
+    if len(withdrawn) <= 2 * kept:
+        return 0
+    for cell in withdrawn[:-kept]:
+        del cells[cell]
+    return len(withdrawn) - kept
 
 
 def _named(registers: Iterable[Register]) -> set[Publication]:

@@ -2,7 +2,7 @@
 
 Rules of this file. One `DirectoryResolver` belongs to one handle and works on one
 question at a time. It reads and writes the versions key and nothing else; the reading of
-registers is selection.py's.
+registers, and the choice of zones, is selection.py's.
 
 Theory of operation.
 
@@ -15,13 +15,17 @@ Theory of operation.
               the pins, and we pin before we read who withdraws: one of the two sees the other
     PINNED    answered; the pin stays until `stop`
 
+Other zones are looked at unless the own one has an answer that none of them can better. Mark
+and pin are written where the publication is covered: in the own zone if it is there, and
+checked there alone.
+
 A refusal, of mark or pin, or a holder lost at the last moment, sends it back to READING,
 without the pin: it must not hold back those who withdraw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from tensorhub_p2p.config import GroupConfig
@@ -34,17 +38,22 @@ from tensorhub_p2p.protocol.records import (
     Records,
     Refused,
     Registers,
+    everywhere,
     slot_name,
     versions_key,
 )
+from tensorhub_p2p.protocol.registers import PIN_NAME
 from tensorhub_p2p.protocol.selection import (
     NO_FLOOR,
     Floor,
     Holding,
+    Places,
     decision_of,
     describe,
     holdings,
+    places,
     select,
+    stands,
 )
 
 
@@ -83,6 +92,8 @@ class DirectoryResolver:
         self._then: Callable[[float, Decision], None] | None = None
         self._answer: Holding | None = None
         """What is being marked, pinned and checked."""
+        self._places: Places = {}
+        """Where it is, and is to be kept."""
         self._pinned = False
         self._watch: int | None = None
         self._retry_at: float | None = None
@@ -108,7 +119,7 @@ class DirectoryResolver:
             self._watch = self._records.watch(now, self._key, self._changed)
         self._enter_reading(now + 4 * self._config.retry_interval)
         # Fresh: what was read before this call began does not answer it (G5).
-        self._inquiry.look_anew(now)
+        self._inquiry.look_anew(now, self._is_enough)
 
     def stop(self, now: float) -> None:
         self.state = ResolverState.IDLE
@@ -123,7 +134,7 @@ class DirectoryResolver:
     def _unpin(self, now: float) -> None:
         if self._pinned:
             self._pinned = False
-            self._write_pin(now, None, lambda _now, _refused: None)
+            self._write_pins(now, None, lambda _now, _refused: None)
 
     def _changed(self, now: float) -> None:
         if self.state is ResolverState.READING:
@@ -131,12 +142,21 @@ class DirectoryResolver:
 
     def _read(self, now: float) -> None:
         self._enter_reading(now + 4 * self._config.retry_interval)
-        self._inquiry.look(now)
+        self._inquiry.look(now, self._is_enough)
 
     def _enter_reading(self, retry_at: float) -> None:
         self.state = ResolverState.READING
         self._round += 1
         self._retry_at = retry_at
+
+    def _is_enough(self, registers: Registers) -> bool:
+        """Whether the own zone has an answer, and no other zone a better one."""
+        if self._question is None:
+            return True
+        found = holdings(registers, self._liveness.is_gone)
+        answer = select(self._question, found, self._floor)
+        elsewhere = self._records.elsewhere(self.slot.group.model)
+        return answer is not None and stands(self._question, answer, elsewhere)
 
     def _on_registers(self, now: float, registers: Registers) -> None:
         if self._question is None:
@@ -154,6 +174,7 @@ class DirectoryResolver:
             return
         self._retry_at = None
         self._answer = answer
+        self._places = places(answer, self._liveness.zone, self._liveness.home)
         if answer.marked:
             self._pin(now, answer)
         else:
@@ -172,7 +193,9 @@ class DirectoryResolver:
                 self._again(now)
 
         mark = WholeMark(answer.publication, answer.num_shards)
-        self._records.mark(now, self._key, mark, then)
+        written = _AllOf(self._places, then)
+        for zone in self._places:
+            self._records.mark(now, self._key, mark, written.part(zone), zone)
 
     def _pin(self, now: float, answer: Holding) -> None:
         self.state = ResolverState.PINNING
@@ -183,17 +206,17 @@ class DirectoryResolver:
                 return
             if refused is None:
                 self.state = ResolverState.CHECKING
-                self._inquiry.look_anew(now)
+                at_home = set(self._places) == {self._liveness.home}
+                self._inquiry.look_anew(now, None if at_home else everywhere)
                 return
             self._again(now)
             if refused.reason == FENCED:
                 self._fenced(now)
 
-        pin = Pin(answer.publication, self.slot.group, self.generation, self._call)
-        self._write_pin(now, pin, then)
+        self._write_pins(now, answer.publication, then)
 
     def _check(self, now: float, pinned: Holding | None) -> None:
-        if pinned is None or not pinned.covered:
+        if pinned is None or not pinned.covered_at(self._places, self._liveness.zone):
             self._again(now)
             return
         self.state = ResolverState.PINNED
@@ -205,11 +228,24 @@ class DirectoryResolver:
         self._unpin(now)
         self._enter_reading(now + self._config.retry_interval)
 
-    def _write_pin(
-        self, now: float, pin: Pin | None, then: Callable[[float, Refused | None], None]
+    def _write_pins(
+        self,
+        now: float,
+        publication: Publication | None,
+        then: Callable[[float, Refused | None], None],
     ) -> None:
-        name = f"pin/{slot_name(self.slot)}"
-        self._records.write(now, self._key, name, self.generation.counter, pin, then)
+        """Pin it wherever it is to be kept, or take the pins back."""
+        name, home = PIN_NAME + slot_name(self.slot), self._liveness.home
+        generation = self.generation
+        written = _AllOf(self._places, then)
+        for zone, shards in self._places.items():
+            pin = None
+            if publication is not None:
+                whence = home if zone != home else ""
+                group = self.slot.group
+                pin = Pin(publication, group, generation, self._call, whence, shards)
+            part = written.part(zone)
+            self._records.write(now, self._key, name, generation.counter, pin, part, zone)
 
     def tick(self, now: float) -> None:
         if self._retry_at is not None and now >= self._retry_at:
@@ -217,3 +253,23 @@ class DirectoryResolver:
 
     def next_wakeup(self) -> float | None:
         return self._retry_at
+
+
+class _AllOf:
+    """One write in several zones: done when it is in all of them, refused when one refuses."""
+
+    def __init__(self, zones: Iterable[str], then: Callable[[float, Refused | None], None]) -> None:
+        self._missing = set(zones)
+        self._then = then
+
+    def part(self, zone: str) -> Callable[[float, Refused | None], None]:
+        def then(now: float, refused: Refused | None) -> None:
+            if zone not in self._missing:
+                return
+            self._missing.discard(zone)
+            if refused is not None:
+                self._missing.clear()
+            if not self._missing:
+                self._then(now, refused)
+
+        return then

@@ -37,6 +37,8 @@ class Seeds:
         self._members = members
         self._answered_by: dict[str, PeerId | None] = {}
         self._own: set[str] = set()
+        self._elsewhere: set[str] = set()
+        """Seeds of other zones: the gateways keep in touch with those (zones.py)."""
         self._next_dial: float | None = None
         self.joined = False
 
@@ -60,6 +62,11 @@ class Seeds:
         """This peer answered there."""
         if self.is_seed(address):
             self._answered_by[address] = peer
+
+    def note_elsewhere(self, address: str) -> None:
+        """Somebody of another zone answered there: it is no way back into this one."""
+        if self.is_seed(address):
+            self._elsewhere.add(address)
 
     def note_joined(self, now: float) -> None:
         """One answered: from now on seeds are dialled slowly, and only while they are missing."""
@@ -98,7 +105,8 @@ class Seeds:
         return [
             address
             for address in self._others()
-            if not self._is_taken(address)
+            if address not in self._elsewhere
+            and not self._is_taken(address)
             and not self._members.is_reachable(self._answered_by[address] or NOBODY)
         ]
 

@@ -7,12 +7,15 @@ time (G3): somebody marked it, or a holder says it was, or the registers show it
 *covered* when each shard is ready at some reachable holder. Only a whole and covered
 publication answers a question. Where several publications of one version are whole, the
 lowest one does: data-parallel trainers publish the same bytes side by side.
+
+The registers may be those of several zones. `stands` says when the own zone's answer needs no
+look at the others, `places` in which zones a publication has to be pinned.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tensorhub_p2p.protocol.identity import PeerId, Publication
@@ -23,6 +26,8 @@ _SELECTOR = re.compile(r"latest(-([0-9]{1,9}))?|(>)?([0-9]{1,18})")
 Floor = tuple[int, int]
 """The (epoch, version) below which "latest" does not go: a group's last answer."""
 NO_FLOOR: Floor = (-1, -1)
+Places = Mapping[str, tuple[int, ...]]
+"""Zones in which a publication is to be kept, each with the shards; () stands for all of them."""
 
 
 MAX_DESCRIBED = 5
@@ -71,6 +76,21 @@ class Holding:
     @property
     def covered(self) -> bool:
         return all(self.ready.get(shard) for shard in range(self.num_shards))
+
+    def shards_in(self, zone: str, zone_of: Callable[[PeerId], str]) -> frozenset[int]:
+        """The shards that are ready at holders in this zone."""
+        return frozenset(
+            shard
+            for shard, peers in self.ready.items()
+            if any(zone_of(peer) == zone for peer in peers)
+        )
+
+    def covered_at(self, places: Places, zone_of: Callable[[PeerId], str]) -> bool:
+        """Whether each of the places still has what it is there for."""
+        return all(
+            self.shards_in(zone, zone_of).issuperset(shards or range(self.num_shards))
+            for zone, shards in places.items()
+        )
 
 
 def holdings(registers: Registers, is_gone: Callable[[PeerId], bool]) -> dict[Publication, Holding]:
@@ -135,6 +155,41 @@ def _back(steps: int, usable: list[Holding], epoch: int) -> Holding | None:
 
 def _lowest(same_version: list[Holding]) -> Holding | None:
     return min(same_version, key=lambda h: h.publication, default=None)
+
+
+def stands(question: Question, answer: Holding, elsewhere: tuple[int, int] | None) -> bool:
+    """Whether other zones can't have a better answer than this one of the own zone.
+
+    `elsewhere` is the highest (epoch, version) that any of them says it has.
+    """
+    match = _SELECTOR.fullmatch(question.selector)
+    if elsewhere is None or match is None:
+        return True
+    if match[4] and not match[3]:
+        return answer.publication.epoch >= elsewhere[0]
+    if int(match[2] or 0):
+        return False  # the versions between are not told
+    return answer.publication.order >= elsewhere
+
+
+def places(answer: Holding, zone_of: Callable[[PeerId], str], home: str) -> Places:
+    """Where a pin belongs: in a zone that covers the publication alone, or in all it needs.
+
+    The own zone comes before others, and those by name, so that all who ask choose alike.
+    """
+    zones = {zone_of(peer) for peers in answer.ready.values() for peer in peers}
+    line = sorted(zones, key=lambda zone: (zone != home, zone))
+    for zone in line:
+        if answer.covered_at({zone: ()}, zone_of):
+            return {zone: ()}
+    needed: dict[str, tuple[int, ...]] = {}
+    missing = set(range(answer.num_shards))
+    for zone in line:
+        there = missing & answer.shards_in(zone, zone_of)
+        if there:
+            needed[zone] = tuple(sorted(there))
+            missing -= there
+    return needed
 
 
 def decision_of(holding: Holding) -> Decision:

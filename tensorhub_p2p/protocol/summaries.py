@@ -69,6 +69,11 @@ class Summaries:
         self._queue.put(summary.zone, summary)
         return True
 
+    def adopt(self, summary: ZoneSummary) -> None:
+        """Know this since long: there is nothing to be spread."""
+        if self.note(summary):
+            self._queue.drop(summary.zone)
+
     def of(self, zone: str) -> ZoneSummary | None:
         """The newest known of this zone."""
         return self._newest.get(zone)

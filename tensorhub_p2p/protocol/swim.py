@@ -209,7 +209,7 @@ class Swim:
 
     def note_contact(self, now: float, dialled: str, peer: PeerId) -> None:
         """A peer of another zone answered at this address: the cluster is found."""
-        self._seeds.note_answer(dialled, peer)
+        self._seeds.note_elsewhere(dialled)
         self._note_joined(now, dialled, peer)
         self._finish(now)
 
@@ -221,8 +221,12 @@ class Swim:
         views = [MemberView(info, 0, Status.ALIVE, now) for info in infos]
         self.adopt_views(now, views)
 
-    def adopt_views(self, now: float, views: Sequence[MemberView]) -> None:
-        """The same, with views that several peers may share."""
+    def adopt_views(
+        self, now: float, views: Sequence[MemberView], summaries: Iterable[ZoneSummary] = ()
+    ) -> None:
+        """The same, with views that several peers may share, and with zones known as long."""
+        for summary in summaries:
+            self._summaries.adopt(summary)
         self._members.adopt(views, self.me.peer_id)
         self._prober.adopt(now)
         self._views.start(now)
@@ -365,7 +369,7 @@ class Swim:
         self._hear_summaries(message.summaries)
 
     def _on_view_digest(self, now: float, sender: PeerId, message: ViewDigest) -> None:
-        if not self._views.answer_digest(now, sender, message.parts):
+        if not self._views.answer_digest(now, sender, message.parts, message.news):
             self.dropped["view digest malformed or too often"] += 1
 
     def _on_push_pull(self, now: float, sender: PeerId, message: PushPull) -> None:

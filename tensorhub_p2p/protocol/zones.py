@@ -169,15 +169,12 @@ class Zones:
     def adopt_views(
         self, now: float, views: Sequence[MemberView], summaries: Iterable[ZoneSummary] = ()
     ) -> None:
-        """The same, with views that several peers may share. Gateways also get `summaries`."""
-        self.home.adopt_views(now, views)
+        """The same, with views that several peers may share, and with zones known as long."""
+        self.home.adopt_views(now, views, summaries)
         self._arrival.arrive(now)
         self._has_arrived = True
         self._line.adopt(now, (view for view in views if view.peer_id != self.me.peer_id))
         self._look_at_line(now)
-        if self.wide is not None:
-            for summary in summaries:
-                self._spread(now, summary)
         self._settle(now)
 
     def leave(self, now: float) -> None:

@@ -8,7 +8,7 @@ Theory of operation. Peers live on `peers` computers; computer p is in zone p mo
 and `peers[p]` is who lives, or lived last, there. They start in one of two ways:
 
     converged   all know all of their zone from the start (`adopt_views`, sharing the views):
-                for ten thousand peers. Gateways are greeted by those of other zones.
+                for ten thousand peers. All know all zones' summaries; gateways call each other.
     otherwise   each joins through the first computers of its zone, and of another one
 
 The machine is plain `Swim` if there is one zone, else `Zones`; a caller may bring another.
@@ -21,18 +21,21 @@ fingerprints, own-pause guard, self-doubt, re-dialling).
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, cast
 
 from tensorhub_p2p.config import Config, SwimConfig
+from tensorhub_p2p.protocol.gateways import Candidate, choose
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event, Machine
 from tensorhub_p2p.protocol.members import MemberView
-from tensorhub_p2p.protocol.messages import Status, ZoneGreeting, ZoneSummary
+from tensorhub_p2p.protocol.messages import Status, ZoneSummary
 from tensorhub_p2p.protocol.swim import Swim
 from tensorhub_p2p.protocol.swim_events import MemberChanged, NewerVersion
 from tensorhub_p2p.protocol.zones import Zones
+from tensorhub_p2p.sim.collector import at_rest
 from tensorhub_p2p.sim.host import Host
 from tensorhub_p2p.sim.link import Link, LogNormal
 from tensorhub_p2p.sim.network import SimNetwork
@@ -131,7 +134,8 @@ class MembershipSim:
         infos = [self._new_info(place) for place in range(peers)]
         self.peers = [info.peer_id for info in infos]
         if converged:
-            self._start_converged(infos)
+            with at_rest(peers):
+                self._start_converged(infos)
         else:
             for place, info in enumerate(infos):
                 self.network.at(0.01 * place, self._starter(place, info))
@@ -166,31 +170,20 @@ class MembershipSim:
             zone: [MemberView(i, 0, Status.ALIVE, 0.0) for i in infos if i.zone == zone]
             for zone in self.zones
         }
+        summaries = [self._summary(zone, views[zone]) for zone in self.zones]
         for info in infos:
             machine = self._new_machine(info)
-            machine.adopt_views(0.0, views[info.zone])
+            if isinstance(machine, Zones):
+                machine.adopt_views(0.0, views[info.zone], summaries)
+            else:
+                machine.adopt_views(0.0, views[info.zone])
             self.network.add(info.peer_id, info.addresses, machine, info.zone)
-        if len(self.zones) > 1:
-            self._introduce_gateways()
 
-    def _introduce_gateways(self) -> None:
-        """The gateways of each zone are greeted by one of every other zone."""
-        summaries: dict[str, ZoneSummary] = {}
-        gateways: list[PeerId] = []
-        for zone in self.zones:
-            one = self.machine(next(p for p in self.peers if self.infos[p].zone == zone))
-            if not isinstance(one, Zones):
-                return
-            names = one.gateways()
-            gateways.extend(names)
-            told = tuple(self.infos[peer] for peer in names)
-            summaries[zone] = ZoneSummary(zone, 1, told, len(one.responsive()))
-        for peer in gateways:
-            for zone, summary in summaries.items():
-                if zone != self.infos[peer].zone:
-                    greeter = summary.gateways[0]
-                    greeting = ZoneGreeting(greeter, (summary,))
-                    self.machine(peer).receive(0.0, greeter.peer_id, greeting)
+    def _summary(self, zone: str, views: Sequence[MemberView]) -> ZoneSummary:
+        """What a zone of these members says of itself: gateways call each other by it."""
+        line = [Candidate(view.peer_id, -math.inf) for view in views]
+        named = choose(zone, line, 0.0, self.config.zones.named)
+        return ZoneSummary(zone, 1, tuple(self.infos[peer] for peer in named), len(views))
 
     def _starter(self, place: int, info: PeerInfo) -> Callable[[], None]:
         def start() -> None:

@@ -50,6 +50,7 @@ from tensorhub_p2p.protocol.identity import NOBODY, PeerId
 from tensorhub_p2p.protocol.machine import Event, Machine, Send, SendTo
 from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.protocol.swim_events import Evidence, Look, MemberChanged
+from tensorhub_p2p.sim.collector import at_rest
 from tensorhub_p2p.sim.host import ASLEEP, GONE, Arrival, Host, State
 from tensorhub_p2p.sim.link import Link, Links, Queues
 from tensorhub_p2p.sim.sockets import SocketModel, Sockets
@@ -298,6 +299,10 @@ class SimNetwork:
     # -- the loop --
 
     def _run(self, end: float, done: Callable[[], bool] | None) -> bool:
+        with at_rest(len(self._hosts)):
+            return self._loop(end, done)
+
+    def _loop(self, end: float, done: Callable[[], bool] | None) -> bool:
         for host in list(self._hosts.values()):
             self._settle(host)
         queue = self._queue

@@ -260,3 +260,9 @@ def replicate_until_ended(world: World, seconds: float) -> list[int]:
     while time.monotonic() < until:
         seen.append(replicate(world).version)
     return seen
+
+
+def is_gateway(world: World) -> bool:
+    """Whether the worker's peer speaks for its zone."""
+    driver = world.peer._driver
+    return bool(driver.ask(lambda _now: driver.node.zones.is_gateway))
