@@ -45,7 +45,7 @@ def run_ours(name: str, seeds: list[str]) -> Callable[[], None]:
             pass_on(event)
 
         driver.control._on_event = on_event
-        for member in driver.node.swim.members():
+        for member in driver.node.zones.members():
             changed(member.info.name, member.status.name.lower())
 
     driver.ask(tap)

@@ -53,6 +53,9 @@ class Member:
         self.name = name
         self.address = ""
         self.holding = False
+        self.failed = False
+        """It ended by itself; its reason is on stderr."""
+        self._killed = False
         self.states: dict[str, str] = {}
         self.history: list[tuple[float, str, str]] = []
         self._changed = side.changed
@@ -75,9 +78,13 @@ class Member:
                     self.states[said["name"]] = said["state"]
                     self.history.append((said["time"], said["name"], said["state"]))
                 self._changed.notify_all()
+        with self._changed:
+            self.failed = not self._killed
+            self._changed.notify_all()
 
     def signal(self, number: int) -> float:
         """Returns when."""
+        self._killed = self._killed or number == signal.SIGKILL
         now = time.time()
         self._process.send_signal(number)
         return now
@@ -88,7 +95,7 @@ class Member:
         self._process.stdin.flush()
 
     def kill(self) -> None:
-        self._process.kill()
+        self.signal(signal.SIGKILL)
         self._process.wait()
 
 
@@ -100,7 +107,15 @@ class Side:
         self.changed = threading.Condition()
         self.environment = dict(os.environ)
         self.members: list[Member] = []
+        self.started: list[Member] = []
         self._names = iter(range(10**6))
+        try:
+            self._start_all(peers)
+        except BaseException:
+            self.end()
+            raise
+
+    def _start_all(self, peers: int) -> None:
         while len(self.members) < peers:
             seeds = [member.address for member in self.members[:1]]
             count = min(4, peers - len(self.members)) if seeds else 1
@@ -109,12 +124,18 @@ class Side:
         self.settle()
 
     def _start(self, seeds: list[str]) -> Member:
-        return Member(self, f"{self.kind}-{next(self._names)}", seeds)
+        self.started.append(Member(self, f"{self.kind}-{next(self._names)}", seeds))
+        return self.started[-1]
 
     def wait(self, true: Callable[[], bool]) -> None:
         with self.changed:
-            if not self.changed.wait_for(true, PATIENCE):
-                raise TimeoutError(f"{self.kind}: waited {PATIENCE:g} s in vain")
+            self.changed.wait_for(lambda: self._failed() or true(), PATIENCE)
+            if self._failed() or not true():
+                why = "a member ended" if self._failed() else f"waited {PATIENCE:g} s in vain"
+                raise RuntimeError(f"{self.kind}: {why}")
+
+    def _failed(self) -> bool:
+        return any(member.failed for member in self.started)
 
     def settle(self) -> None:
         """Until all hold all for alive, and a little longer."""
@@ -173,9 +194,8 @@ class Side:
         ]
 
     def end(self) -> None:
-        for member in self.members:
-            with contextlib.suppress(ProcessLookupError):
-                member.kill()
+        for member in self.started:
+            member.kill()
 
 
 def kill(side: Side, rng: random.Random) -> dict[str, float]:

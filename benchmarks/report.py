@@ -2,50 +2,147 @@
 
     python benchmarks/report.py
 
-Nothing in that table is typed by hand: it is what the last run of pull.py saved.
+Nothing in those tables is typed by hand: it is what the last runs of pull.py, membership.py
+and membership_processes.py saved.
 """
 
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import machine
+
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "pull.json"
 PAGE = ROOT / "docs" / "performance.md"
-TABLE = re.compile(r"(<!-- figures -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
-def row(figure: dict[str, Any]) -> str:
+def facts(case: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in case["machine"].items())
+
+
+def table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+# --- pulls --------------------------------------------------------------------------------
+
+
+def row(figure: dict[str, Any]) -> list[str]:
     rates = ["" if figure[side] is None else f"{figure[side]:.2f}" for side in ("bare", "ours")]
     target = "" if figure["target"] is None else f"{figure['target'][0]} {figure['target'][1]:g}"
     met = "" if figure["target"] is None else ("yes" if figure["met"] else "**no**")
     value = f"{figure['value']:.3g} {figure['unit']}"
     what = figure["what"] + (f" ({figure['detail']})" if figure["detail"] else "")
-    return f"| {what} | {rates[0]} | {rates[1]} | {value} | {target} | {met} |"
+    return [what, *rates, value, target, met]
 
 
-def tables(saved: dict[str, Any]) -> str:
+def pulls(saved: dict[str, Any]) -> list[str]:
     lines = []
-    for name, case in saved["results"].items():
-        facts = ", ".join(f"{key} {value}" for key, value in case["machine"].items())
+    for name, case in saved.items():
+        columns = ["what", "bare, GB/s", "ours, GB/s", "result", "target", "met"]
         lines += [
-            f"\n`python benchmarks/pull.py --only {name}`, {case['rounds']} rounds. {facts}.\n",
-            "| what | bare, GB/s | ours, GB/s | result | target | met |",
-            "|---|---|---|---|---|---|",
-            *(row(figure) for figure in case["figures"]),
+            f"\n`python benchmarks/pull.py --only {name}`, {case['rounds']} rounds. "
+            f"{facts(case)}.\n",
+            *table(columns, [row(figure) for figure in case["figures"]]),
         ]
-    return "\n".join(lines).lstrip("\n") + "\n"
+    return lines
+
+
+# --- membership, simulated ----------------------------------------------------------------
+
+
+def verdicts(targets: list[dict[str, Any]]) -> list[str]:
+    """How many targets were met, and each that was not."""
+    missed = [target for target in targets if not target["met"]]
+    lines = [f"Targets met: {len(targets) - len(missed)} of {len(targets)}."]
+    for target in missed:
+        value = "never" if target["value"] is None else f"{target['value']:.3g}"
+        wanted = f"{target['sign']} {target['bound']:g}"
+        lines.append(f"- **missed**: {target['what']}: {value}, wanted {wanted}")
+    return lines
+
+
+def simulated(saved: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, case in saved.items():
+        lines += [
+            f"\n**{case['about']}** `python benchmarks/membership.py --only {name}`, "
+            f"{case['real_seconds']} s, seeds from {case['seed']}. {facts(case)}.\n",
+            *table(case["columns"], case["rows"]),
+            "",
+            *case["notes"],
+            *verdicts(case["targets"]),
+        ]
+    return lines
+
+
+# --- membership, real processes -----------------------------------------------------------
+
+
+def processes(saved: dict[str, Any]) -> list[str]:
+    case = saved["membership_processes"]
+    rows = []
+    for key, what in (("kill", "kill -9, dead to all"), ("stop", "SIGSTOP, silent to all")):
+        found = case[key]
+        times = [
+            f"{found['median_all'][side]:.2f} / {found['worst_all'][side]:.2f} s"
+            for side in ("ours", "kinship")
+        ]
+        rows.append([what, str(found["rounds"]), *times, f"{found['times_faster']:.1f} ×"])
+    pauses = case["pauses"]
+    longest = max(pause["seconds"] for pause in pauses["ours"])
+    deaths = [str(sum(p["deaths"] for p in pauses[side])) for side in ("ours", "kinship")]
+    count = str(len(pauses["ours"]))
+    rows.append([f"verdicts of death by pauses of up to {longest:g} s", count, *deaths, ""])
+    stalls = case["stalls"]
+    for key, what in (
+        ("declared_dead_by", "verdicts of death on who held Python's lock for 10 s"),
+        ("declares_dead", "verdicts of death by those, when they woke"),
+    ):
+        rows.append([what, str(len(stalls)), str(sum(stall[key] for stall in stalls)), "", ""])
+    return [
+        f"\n**Real processes: {case['peers']} peers of ours beside {case['peers']} of "
+        f"{case['against']}, in one run.** `python benchmarks/membership_processes.py`. "
+        f"{facts(case)}.\n",
+        *table(["what", "trials", "ours", "kinship", "faster"], rows),
+        "",
+        "Times are the median / the worst of the trials; faster is the median of the ratios.",
+    ]
+
+
+# --- the page -----------------------------------------------------------------------------
+
+PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {
+    "figures": ("pull", pulls),
+    "membership": ("membership", simulated),
+    "membership of processes": ("membership_processes", processes),
+}
+"""By marker in the page: the file of results, and what makes a text of it."""
+
+
+def filled(page: str) -> str:
+    """The page with all that was ever measured; a place without results stays as it is."""
+    for marker, (name, text) in PLACES.items():
+        path = machine.RESULTS / f"{name}.json"
+        if not path.exists():
+            continue
+        saved = json.loads(path.read_text(encoding="utf-8"))["results"]
+        lines = "\n".join(text(saved)).strip("\n")
+        before, opening, rest = page.partition(f"<!-- {marker} -->\n")
+        _, closing, after = rest.partition(f"<!-- end of {marker} -->")
+        if not opening or not closing:
+            raise RuntimeError(f"{PAGE.name} has no place for {marker}")
+        page = f"{before}{opening}\n{lines}\n\n{closing}{after}"
+    return page
 
 
 def main() -> None:
-    saved = json.loads(RESULTS.read_text(encoding="utf-8"))
-    page = PAGE.read_text(encoding="utf-8")
-    written = TABLE.sub(lambda match: match[1] + "\n" + tables(saved) + "\n" + match[2], page)
-    PAGE.write_text(written, encoding="utf-8")
-    print(f"{PAGE.relative_to(ROOT)} has the figures of {RESULTS.relative_to(ROOT)}")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"{PAGE.relative_to(ROOT)} has the figures that were saved last")
 
 
 if __name__ == "__main__":

@@ -39,15 +39,18 @@ class FarCluster(Cluster):
         self.until(self.is_whole)
 
     def start_in(self, zone: str) -> int:
-        """A new peer of this zone; all join through the first one."""
+        """A new peer of this zone; it joins through one that runs there, and the first of all."""
         index = len(self.nodes)
+        running = [i for i in range(index) if i not in self.down]
+        seeds = [*self.of(zone)[-1:], *running[:1]]
         me = PeerId(f"{index:016x}")
         info = PeerInfo(me, f"p{index}", zone, (f"h{index}:1",))
         node = Node(info, self.config, random.Random(f"{self.seed}/{index}"))
         self.nodes.append(node)
         self.where.append(zone)
         self.net.add(me, info.addresses, node, zone)
-        node.join(self.now, self.nodes[0].info.addresses)
+        addresses = [self.nodes[i].info.addresses[0] for i in seeds]
+        node.join(self.now, addresses or list(info.addresses))
         self.net.settle(me)
         return index
 

@@ -10,7 +10,7 @@ import pytest
 from cluster import LATEST, QUICK, ROLLOUT, TRAINER, version
 from far_cluster import FAR, NEWS, FarCluster
 
-from tensorhub_p2p.config import AbroadConfig, Config
+from tensorhub_p2p.config import AbroadConfig, Config, GroupConfig
 from tensorhub_p2p.errors import Timeout
 from tensorhub_p2p.protocol.envelope import WIRE_VERSION, Envelope, Undecodable, pack, unpack
 from tensorhub_p2p.protocol.identity import (
@@ -53,9 +53,10 @@ AT_HOME = 0.05
 """Seconds within which a call ends that needs no other zone."""
 
 
-def published(number: int = 1, **sizes: int) -> FarCluster:
+def published(number: int = 1, config: Config | None = None, **sizes: int) -> FarCluster:
     """A trainer of two shards in "east" has published; a rollout of two is open in "west"."""
-    c = FarCluster(sizes=sizes or {"east": 5, "west": 5})
+    config = config or Config(swim=QUICK)
+    c = FarCluster(config=config, sizes=sizes or {"east": 5, "west": 5})
     c.form(TRAINER, c.of("east")[:2])
     c.form(ROLLOUT, c.of("west")[:2])
     c.publish_all(TRAINER, c.of("east")[:2], number)
@@ -139,10 +140,11 @@ def test_a_version_is_found_in_any_zone_once_the_news_has_crossed() -> None:
 
 
 def test_whoever_waits_is_woken_by_the_news_of_another_zone() -> None:
-    c = published(1)
+    """Were it not, it would look once in 40 s."""
+    c = published(1, Config(swim=QUICK, group=GroupConfig(retry_interval=10.0)))
     newer = Question("wait_for", ">1")
-    numbers = [c.ask(p, Slot(ROLLOUT, s), newer, 30.0) for s, p in enumerate(rollouts(c))]
-    c.net.run_for(6.3)
+    numbers = [c.ask(p, Slot(ROLLOUT, s), newer, 60.0) for s, p in enumerate(rollouts(c))]
+    c.net.run_for(5)
     c.wait(*(c.unpublish(p, Slot(TRAINER, s)) for s, p in enumerate(trainers(c))))
     c.publish_all(TRAINER, trainers(c), 2)
     since = c.now
@@ -564,6 +566,36 @@ def test_shards_that_only_two_zones_together_hold_are_pinned_in_both() -> None:
     c.wait(*going)
 
 
+def test_a_zone_is_held_only_to_the_shards_that_it_is_needed_for() -> None:
+    """East alone has shard 1; shard 0 is there too, and not needed: west has it, and is near."""
+    c = published(1, east=4, west=4)
+    c.replicate_all(ROLLOUT, rollouts(c))
+    c.wait(c.unpublish(rollouts(c)[1], Slot(ROLLOUT, 1), 30.0))
+    (trainer, _), (rollout, _) = trainers(c), rollouts(c)
+    references = c.nodes[trainer].shards[Slot(TRAINER, 0)].references
+    assert references.held is not None
+    publication = references.held.publication
+    pin = Pin(publication, Group("policy", "late"), publication.generation, 1, "west", (1,))
+    node, taken = c.nodes[rollout], []
+    node.abroad.records.write(
+        c.now, VERSIONS, "pin/0@late", 1, pin, lambda _now, refused: taken.append(refused), "east"
+    )
+    c.net.settle(c.id(rollout))
+    c.until(lambda: taken == [None])
+    c.wait(c.unpublish(trainer, Slot(TRAINER, 0), 3.0))
+    (error,) = c.errors(c.unpublish(trainers(c)[1], Slot(TRAINER, 1), 3.0))
+    assert isinstance(error, Timeout)
+
+
+def test_a_group_of_another_zone_is_another_group_also_under_the_same_name() -> None:
+    c = published(1, east=3, west=3)
+    namesakes = c.of("west")[1:3]
+    c.form(TRAINER, namesakes)
+    c.ask_all(TRAINER, namesakes)
+    going = [c.unpublish(p, Slot(TRAINER, s), 2.0) for s, p in enumerate(trainers(c))]
+    assert all(isinstance(error, Timeout) for error in c.errors(*going))
+
+
 # --- cost ---
 
 
@@ -657,10 +689,10 @@ def test_a_giant_answer_does_not_decode() -> None:
 
 def test_what_is_remembered_of_other_zones_is_bounded() -> None:
     small = AbroadConfig(max_keys=4, max_registers=6, max_peers=5, max_asked=2)
-    c = FarCluster(sizes={"east": 3, "west": 3}, config=Config(swim=QUICK, abroad=small))
-    east, west = c.of("east")[0], c.of("west")[0]
+    c = FarCluster(sizes={"east": 6, "west": 3}, config=Config(swim=QUICK, abroad=small))
+    west = c.of("west")[0]
     for i in range(12):
-        group = Group(f"m{i}", "trainer")
+        group, east = Group(f"m{i}", "trainer"), c.of("east")[i % 6]
         c.form(group, [east])
         c.publish_all(group, [east], 1)
     c.eventually(lambda: len(getattr(c.summary(west, "east"), "newest", ())) == 12)

@@ -109,12 +109,12 @@ class Talkative(Swim):
 
 
 class Echoing(Swim):
-    """Answers everything twice."""
+    """Answers everything many times."""
 
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
         super().receive(now, sender, message)
-        self.outbox.send(sender, Nack(0))
-        self.outbox.send(sender, Nack(0))
+        for _ in range(100):
+            self.outbox.send(sender, Nack(0))
 
 
 class Broken(Swim):

@@ -16,7 +16,7 @@ from fuzz_membership import fuzz, weight
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorhub_p2p.config import SwimConfig
+from tensorhub_p2p.config import Config, SwimConfig
 from tensorhub_p2p.protocol.envelope import (
     MAX_MESSAGE_BYTES,
     WIRE_VERSION,
@@ -51,6 +51,7 @@ from tensorhub_p2p.protocol.opinions import MAX_INCARNATION
 from tensorhub_p2p.protocol.swim import Swim
 from tensorhub_p2p.protocol.swim_events import Evidence
 from tensorhub_p2p.protocol.wide_area import unwrap, wrap
+from tensorhub_p2p.protocol.zones import Zones
 
 ME, FRIEND, OTHER, STRANGER = (PeerId(name) for name in ("me", "friend", "other", "stranger"))
 ALIVE, SUSPECT, UNRESPONSIVE, DEAD, LEFT = Status
@@ -493,6 +494,94 @@ def test_thousands_of_foreign_peers_in_one_view_fill_the_table_and_no_more() -> 
     assert len(machine.members()) == 101
     assert machine.dropped["newcomer beyond max_members"] == 20_000 - 98
     assert machine.is_reachable(OTHER)
+
+
+# -- between zones --
+
+ZONES = Config(swim=SMALL, wan=SMALL)
+LONG = "z" * 20_000
+
+
+def zones() -> Zones:
+    """A zone of three with a gateway that is this peer, and one known other zone."""
+    machine = Zones(info(ME), ZONES, random.Random(1))
+    machine.join(0.0, [])
+    machine.receive(0.0, FRIEND, Gossip((alive(FRIEND), alive(OTHER))))
+    for now in (0.1, 1.0, 1.5, 3.0):
+        machine.tick(now)
+    assert machine.is_gateway
+    far = PeerInfo(PeerId("far"), "far", "there", ("far:1",))
+    claim = Rumour(far.peer_id, 0, ALIVE, far)
+    machine.receive(3.0, far.peer_id, wrap(PushPull(far, (claim,), joining=True, hello=True)))
+    machine.outbox.drain()
+    return machine
+
+
+def flood_of_zones(machine: Zones, kind: str, number: int) -> None:
+    new = f"new-{number}"
+    now = 3.0 + number * 1e-6
+    far = PeerInfo(PeerId(new), new, f"zone-{new}", (f"{new}:1",))
+    claim = Rumour(far.peer_id, 0, ALIVE, far)
+    match kind:
+        case "hellos from elsewhere":
+            machine.receive(now, far.peer_id, PushPull(far, (claim,), True, dialled="me:1"))
+        case "hellos from zones with endless names":
+            far = msgspec.structs.replace(far, zone=f"{new}-{LONG}")
+            machine.receive(now, far.peer_id, PushPull(far, (), True, dialled="me:1"))
+        case "replies from elsewhere":
+            machine.receive(now, far.peer_id, PushPullReply(far, (claim,), dialled="seed:1"))
+        case "introductions from elsewhere":
+            machine.receive(now, FRIEND, Gossip((claim,)))
+            machine.receive(now, FRIEND, PushPull(info(FRIEND), (claim,)))
+        case "greetings":
+            summaries = (ZoneSummary(new, 0, ()), ZoneSummary(far.zone, number + 1, (far,)))
+            machine.receive(now, far.peer_id, ZoneGreeting(far, summaries, new))
+        case "forged greetings":
+            machine.receive(now, FRIEND, ZoneGreeting(far, (ZoneSummary(new, 1, ()),), new))
+        case "garbage for gateways":
+            machine.receive(now, FRIEND, WideArea("Ping", bytes([number % 256]) * 9))
+        case "wrappings in wrappings":
+            machine.receive(now, FRIEND, wrap(wrap(Ping(number))))
+        case "pings among gateways":
+            machine.receive(now, far.peer_id, wrap(Ping(number)))
+        case "gateways that come and go":
+            death = Rumour(far.peer_id, 0, DEAD)
+            machine.receive(now, FRIEND, wrap(Gossip((claim, death))))
+        case "summaries among gateways":
+            machine.receive(now, FRIEND, wrap(Gossip(summaries=(ZoneSummary(new, 1, (far,)),))))
+        case _:
+            raise AssertionError(kind)
+
+
+FLOODS_OF_ZONES = (
+    "hellos from elsewhere",
+    "hellos from zones with endless names",
+    "replies from elsewhere",
+    "introductions from elsewhere",
+    "greetings",
+    "forged greetings",
+    "garbage for gateways",
+    "wrappings in wrappings",
+    "pings among gateways",
+    "gateways that come and go",
+    "summaries among gateways",
+)
+
+
+@pytest.mark.parametrize("kind", FLOODS_OF_ZONES)
+def test_a_flood_from_elsewhere_makes_nothing_grow_either(kind: str) -> None:
+    machine = zones()
+    home = [view.peer_id for view in machine.members()]
+    for number in range(1000):
+        flood_of_zones(machine, kind, number)
+        assert len(machine.outbox.drain()) < 40
+    weighed = weight(machine)
+    assert weighed < 10_000
+    for number in range(1000, 3000):
+        flood_of_zones(machine, kind, number)
+        machine.outbox.drain()
+    assert weight(machine) < weighed + 200
+    assert [view.peer_id for view in machine.members()] == home
 
 
 # -- all of it at once --

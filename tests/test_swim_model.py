@@ -54,7 +54,7 @@ ME = PeerId("me")
 PEERS = [PeerId(name) for name in ("ann", "bob", "cid", "dan", "pam", "sue", "tom", "zoe")]
 CONFIG = SwimConfig(
     max_members=6,
-    forget_dead_after=100,
+    forget_dead_after=20,
     probe_interval=1.0,
     suspicion_multiplier=4.0,
     suspicion_max_multiplier=6.0,
@@ -166,7 +166,7 @@ class Model:
                 self.bury(peer, self.table.pop(peer).rank)
 
 
-peers = st.sampled_from(PEERS)
+peers = st.sampled_from(PEERS[:3]) | st.sampled_from(PEERS)
 statuses = st.sampled_from(Status)
 infos = st.sampled_from(["none", "right", "right", "wrong"])
 incarnations = st.integers(0, 4) | st.sampled_from([MAX_INCARNATION + 1, 2**64 - 1])
@@ -222,6 +222,16 @@ class SwimAgainstModel(RuleBasedStateMachine):
         self.arrives(sender, kind(info(sender), view))
         self.take_out(incarnation, sender)
 
+    @rule(sender=peers, peer=peers, status=statuses)
+    def somebody_says_what_is_news(self, sender: PeerId, peer: PeerId, status: Status) -> None:
+        """Of a member at its present incarnation; only the member itself says that it lives."""
+        held = self.model.table.get(peer)
+        known = held.rank if held is not None else self.model.tombs.get(peer, (-1, ALIVE))
+        if status is ALIVE:
+            self.hear(peer, (Rumour(peer, known[0] + 1, ALIVE, info(peer)),))
+        else:
+            self.hear(sender, (Rumour(peer, max(0, known[0]), status, None, sender),))
+
     @rule(sender=peers, forged=peers)
     def hear_a_forged_view(self, sender: PeerId, forged: PeerId) -> None:
         if sender != forged:
@@ -272,7 +282,7 @@ class SwimAgainstModel(RuleBasedStateMachine):
 
     @rule(
         seconds=st.sampled_from([0.05, 0.3, 1.0, 2.0, 5.0, 25.0, 65.0]),
-        answering=st.sets(peers),
+        answering=st.sets(peers) | st.just(set(PEERS)),
     )
     def time_passes(self, seconds: float, answering: set[PeerId]) -> None:
         """As a driver lets it pass; these peers answer, and relays say if another doesn't."""

@@ -60,11 +60,12 @@ class Greeter:
 
     def _note(self, now: float, caller: PeerInfo) -> tuple[PeerInfo, ...]:
         """Who else called from there of late."""
+        if len(msgspec.msgpack.encode(caller)) > MAX_CALLER_BYTES:
+            return ()
         calls = self._calls.pop(caller.zone, [])
         calls = [c for c in calls if now - c.at < REMEMBERED and c.caller != caller]
         earlier = tuple(call.caller for call in calls)
-        if len(msgspec.msgpack.encode(caller)) <= MAX_CALLER_BYTES:
-            calls.append(_Call(now, caller))
+        calls.append(_Call(now, caller))
         self._calls[caller.zone] = calls[-CALLERS:]
         if len(self._calls) > CALLING_ZONES:
             del self._calls[next(iter(self._calls))]

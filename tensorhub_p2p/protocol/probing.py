@@ -185,7 +185,7 @@ class Prober:
                 probe.heard_target = True
 
     def absolve(self, peer: PeerId) -> None:
-        """It was heard of by way of others: a probe that began before is settled."""
+        """Others said that it is well, or gone: a probe that began before is settled."""
         for seq, probe in list(self._probes.items()):
             if probe.target == peer:
                 del self._probes[seq]

@@ -423,7 +423,7 @@ class Swim:
         self._responsive = None
         if old is None or (old in GONE) is member.is_reachable:
             self._watched = None
-        if member.status is Status.ALIVE:
+        if member.status is Status.ALIVE or not member.is_reachable:
             self._prober.absolve(peer)
         if member.status is Status.SUSPECT and peer in self.watched():
             self._prober.probe_now(now, peer)
