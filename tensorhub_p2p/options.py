@@ -135,6 +135,9 @@ def resolve_options(
         raise ConfigError(
             f"transports = {list(options.transports)}: choose from {', '.join(TRANSPORTS)}"
         )
+    for what, text in {"host": options.host, "rack": options.rack}.items():
+        if text:
+            checked_name(what, text)
     check_timeout(options.join_timeout, "join_timeout")
     for seed in options.seeds:
         dialable(seed)

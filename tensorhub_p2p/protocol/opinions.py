@@ -45,7 +45,8 @@ from tensorhub_p2p.protocol.suspicion import Suspicions
 from tensorhub_p2p.protocol.swim_events import MemberChanged, Refuted, WasAbsent
 
 MAX_INCARNATION = 1 << 53
-"""No honest peer refutes that often; a higher one can't be raised on the wire for ever."""
+"""No honest peer refutes that often; this and above is refused, so that there is always a
+higher one to refute with."""
 MAX_NAME = 64
 """Characters of a PeerId."""
 MAX_INFO_BYTES = 4096
@@ -114,7 +115,7 @@ class Opinions:
         info = rumour.info
         forged = info is not None and info.peer_id != rumour.peer
         named = 0 < len(rumour.peer) <= MAX_NAME and len(rumour.accuser) <= MAX_NAME
-        if forged or not named or rumour.incarnation > MAX_INCARNATION:
+        if forged or not named or rumour.incarnation >= MAX_INCARNATION:
             self._dropped["malformed rumour"] += 1
         elif rumour.peer == self.me.peer_id:
             self._hear_of_self(rumour)
@@ -144,11 +145,12 @@ class Opinions:
         if rank(claim) <= (self.incarnation, Status.ALIVE):
             return
         self.incarnation = claim.incarnation + 1
-        self._health.note(+1)
+        if claim.status is not Status.ALIVE:
+            self._health.note(+1)
+            self._outbox.emit(WasAbsent(f"it was held for {claim.status.name.lower()}"))
         revived = claim.status in GONE
         refutation = self.claim(Status.ALIVE)
         self.rumours.put(self.me.peer_id, refutation if revived else _bare(refutation))
-        self._outbox.emit(WasAbsent(f"it was held for {claim.status.name.lower()}"))
         self._outbox.emit(Refuted(self.incarnation, claim.status))
 
     def _hear_of_stranger(self, now: float, rumour: Rumour) -> None:
