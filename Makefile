@@ -2,6 +2,7 @@
 #
 #   make demo    the main job: a trainer and three rollout replicas moving weights
 #   make test    the tests
+#   make simulate-long   3,000 seeds of the membership simulator; SEEDS=n for more
 #   make check   lint, format, types, floors, and Python 3.10 to 3.13
 #
 # Each makes its own virtual environment when there is none and installs what it
@@ -14,7 +15,7 @@ STAMP  := $(VENV)/.installed
 
 PYTHONS := 3.10 3.11 3.12 3.13
 
-.PHONY: demo test check format venv clean
+.PHONY: demo test check simulate-long format venv clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -32,6 +33,11 @@ check: $(STAMP)
 		echo "mypy --strict, Python $$version"; \
 		$(BIN)/mypy --python-version $$version tensorhub_p2p; \
 	done
+
+# What fails is made as small as possible and kept as a file, which the tests replay.
+SEEDS ?= 3000
+simulate-long: $(STAMP)
+	$(BIN)/python -m tensorhub_p2p.sim.seeds --seeds $(SEEDS) --failures tests/regressions
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

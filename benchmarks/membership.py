@@ -160,7 +160,7 @@ def spread(values: Iterable[float | None]) -> tuple[float, float]:
 
 # --- how fast -----------------------------------------------------------------------------
 
-CRASHES = {32: (20, 5, 20.0), 100: (10, 10, 20.0), 316: (5, 20, 8.0), 1000: (2, 50, 3.0)}
+CRASHES = {32: (20, 5, 10.0), 100: (10, 10, 10.0), 316: (5, 20, 5.0), 1000: (2, 50, 3.0)}
 """By peers: runs, crashes in each, and seconds between them."""
 QUICK_CRASHES = {10: (2, 2, 5.0), 20: (1, 2, 5.0)}
 
@@ -226,7 +226,7 @@ def detection(bench: Bench) -> Section:
 
 # --- how wrong ----------------------------------------------------------------------------
 
-STALLS = {32: (10, 3), 100: (5, 3), 1000: (1, 3)}
+STALLS = {32: (10, 3), 100: (5, 3), 1000: (1, 2)}
 """By peers: runs, and episodes in each."""
 QUICK_STALLS = {10: (1, 1)}
 

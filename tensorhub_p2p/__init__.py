@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tensorhub_p2p.config import (
+    AbroadConfig,
     Config,
     ConfigError,
     DirectoryConfig,
@@ -37,6 +38,7 @@ from tensorhub_p2p.runtime.security import keygen
 __version__ = "0.1.0"
 
 __all__ = [
+    "AbroadConfig",
     "AuthenticationError",
     "Config",
     "ConfigError",

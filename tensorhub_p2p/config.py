@@ -335,7 +335,6 @@ class WireConfig(Checked):
             )
 
 
-
 @dataclass(frozen=True)
 class Config:
     """All of it. Pass as `Peer(config=...)`."""

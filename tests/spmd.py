@@ -219,9 +219,10 @@ class Trainer(Worker):
 
     published: int = 0
     span: list[float] | None = None
+    period: float = PERIOD
 
     def act(self) -> None:
-        version = 1 + int(self.cluster.now / PERIOD)
+        version = 1 + int(self.cluster.now / self.period)
         if self.span is not None and self.published != version:
             self.begin(self.cluster.unpublish(self.peer, self.slot, timeout=3.0))
         elif self.span is None and version > self.published:

@@ -368,7 +368,7 @@ def test_an_unpublish_that_times_out_says_which_zone_holds_it_back() -> None:
         assert "policy/rollout of zone west" in str(error)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(16))
 def test_a_decision_and_the_withdrawal_of_what_it_is_for_may_cross_between_zones(
     seed: int,
 ) -> None:
@@ -521,13 +521,12 @@ def follow(c: FarCluster, puller: int, publication: Publication, shard: int = 0)
 def test_a_pull_learns_of_holders_in_another_zone_and_how_to_reach_them() -> None:
     c = published(1)
     puller, (first, second) = rollouts(c)[0], trainers(c)
-    (publication, _) = c.ask_all(ROLLOUT, rollouts(c))
+    publication, _ = c.ask_all(ROLLOUT, rollouts(c))
     assert follow(c, puller, publication.publication, 0) == {c.id(first)}
     assert follow(c, puller, publication.publication, 1) == {c.id(second)}
     node = c.nodes[puller]
     assert node.info_of(c.id(first)) == c.nodes[first].info
     assert node.liveness.zone(c.id(first)) == "east"
-    assert node.zones.info(c.id(second)) is None or second in c.gateways("east")
     assert f"p{second}" in node.liveness.name(c.id(second))
 
 

@@ -42,7 +42,7 @@ class Court:
         self.opinions = Opinions(
             info(ME), CONFIG, self.members, self.outbox, Counter(), health, lambda *_: None
         )
-        self.judge = Judge(CONFIG, self.members, self.prober, self.opinions, self.outbox)
+        self.judge = Judge(info(ME), CONFIG, self.members, self.prober, self.opinions, self.outbox)
         for peer in (SICK, *(others or OTHERS)):
             self.hear(Rumour(peer, 0, ALIVE, info(peer)))
         self.outbox.drain()

@@ -12,11 +12,11 @@ it has to refute:
                         stands still: UNRESPONSIVE, without waiting for the probe's end
     REFUSED             its process is gone: SUSPECT, `refused_suspicion`
     UNREACHABLE         its watch can't be renewed: `unreachable_suspicion`, if it is silent
-    nothing             SUSPECT, with Lifeguard's suspicion; or DEAD, if somebody's view had
-                        reported that and it is silent here too
+    nothing             SUSPECT, with Lifeguard's suspicion; or DEAD, if there was reason to
+                        think so and it is silent too
 
-Sockets at an address that somebody else has joined from say nothing of whoever was there
-before.
+Such reasons are a death in somebody's view (opinions.py), and somebody else at its address, this
+peer included. Sockets at an address that has a new tenant say nothing of the one before.
 
 The judge may be the sick one. While it hears nobody at all it accuses nobody, unless a socket
 answered, and holds its verdicts, for `doubt_limit` at most: it may be the one that is cut off.
@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 
 from tensorhub_p2p.config import SwimConfig
-from tensorhub_p2p.protocol.identity import PeerId
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Outbox
 from tensorhub_p2p.protocol.members import Members
 from tensorhub_p2p.protocol.messages import Status
@@ -52,12 +52,14 @@ class Judge:
 
     def __init__(
         self,
+        me: PeerInfo,
         config: SwimConfig,
         members: Members,
         prober: Prober,
         opinions: Opinions,
         outbox: Outbox,
     ) -> None:
+        self._me = me
         self._config = config
         self._members = members
         self._prober = prober
@@ -95,8 +97,8 @@ class Judge:
         elif silence.finding in PROCESS_IS_THERE:
             self._opinions.accuse(now, peer, Status.UNRESPONSIVE)
         elif silence.heard_anybody or not self._hears_nobody(now):
-            reported = self._opinions.is_reported_dead(peer)
-            self._opinions.accuse(now, peer, Status.DEAD if reported else Status.SUSPECT)
+            expected = self._opinions.is_reported_dead(peer) or self._shares_address(peer)
+            self._opinions.accuse(now, peer, Status.DEAD if expected else Status.SUSPECT)
 
     def pronounce(self, now: float) -> None:
         """Declare dead whose time is up, or hold the verdicts while the judge doubts itself."""
@@ -121,7 +123,10 @@ class Judge:
         view = self._members.get(peer)
         addresses = view.info.addresses[:1] if view is not None else ()
         return any(
-            other.status is Status.ALIVE and other.peer_id != peer
+            address in self._me.addresses
+            or any(
+                other.status is Status.ALIVE and other.peer_id != peer
+                for other in self._members.at(address)
+            )
             for address in addresses
-            for other in self._members.at(address)
         )

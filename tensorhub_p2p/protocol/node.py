@@ -97,7 +97,8 @@ class ZoneLiveness:
         return self._abroad.is_gone(peer, zone) if status is None else status in GONE
 
     def info(self, peer: PeerId) -> PeerInfo | None:
-        return self._zones.info(peer) or self._abroad.info(peer)
+        # Of another zone's gateway its zone's summary says less than was told of it as a holder.
+        return self._abroad.info(peer) or self._zones.info(peer)
 
     def name(self, peer: PeerId) -> str:
         info = self.info(peer)

@@ -108,7 +108,7 @@ class Swim:
             info, config, self._members, self.outbox, self.dropped, self._health, self._changed
         )
         self._prober = Prober(config, rng, self._members, self._health)
-        self._judge = Judge(config, self._members, self._prober, self._opinions, self.outbox)
+        self._judge = Judge(info, config, self._members, self._prober, self._opinions, self.outbox)
         self._hints = Hints(config.max_hinted_models)
         self._summaries = Summaries(config.max_zones)
         self._seeds = Seeds(config, rng, self._members)
@@ -432,9 +432,17 @@ class Swim:
         elif member.is_reachable and (old is None or old in GONE):
             # A newcomer, or one that was held for dead: who knows what else it missed.
             self._prober.admit(now, peer)
+            self._probe_earlier(now, member)
             self._views.start(now)
             if old is not None:
                 self._views.compare_with(peer)
+
+    def _probe_earlier(self, now: float, newcomer: MemberView) -> None:
+        """Who was at a newcomer's address before is most likely gone (judging.py)."""
+        for address in newcomer.info.addresses[:1]:
+            for view in self._members.at(address):
+                if view.is_reachable and view.peer_id != newcomer.peer_id:
+                    self._prober.probe_now(now, view.peer_id)
 
     def _neighbours(self, count: int) -> tuple[PeerId, ...]:
         """The members next to this peer in the ring of ids: after it, or before (negative)."""

@@ -35,9 +35,8 @@ from tensorhub_p2p.sim.faults import KINDS, Fault, Schedule, Stall, generate
 from tensorhub_p2p.sim.link import Link, LogNormal
 from tensorhub_p2p.sim.membership import SEEDS, Factory, MembershipSim
 
-CONVERGES_WITHIN = 90.0
-"""Seconds of calm after which all views agree. Sockets that answer put a verdict off for
-`unresponsive_limit` (60 s), also if it is a stranger at a dead peer's address that answers."""
+CONVERGES_WITHIN = 45.0
+"""Seconds of calm after which all views agree: verdicts, re-dials, refutations included."""
 STAYS = 5.0
 """Seconds for which they then must go on agreeing."""
 LOOKS_EVERY = 1.0
