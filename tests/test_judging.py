@@ -206,14 +206,23 @@ def test_a_refusal_ends_the_patience_with_the_unresponsive() -> None:
     assert court.deadline == 10.0 + CONFIG.refused_suspicion
 
 
-@pytest.mark.parametrize("silent", [SUSPECT, UNRESPONSIVE])
-def test_out_of_reach_and_silent_is_soon_dead(silent: Status) -> None:
+def test_out_of_reach_and_suspect_is_soon_dead() -> None:
     court = Court()
     court.shows(UNREACHABLE)
     assert court.status is ALIVE, "silence must be seen, too"
-    court.hear(Rumour(SICK, 0, silent))
+    court.hear(Rumour(SICK, 0, SUSPECT))
     court.shows(UNREACHABLE, now=10.0)
     assert court.deadline == 10.0 + CONFIG.unreachable_suspicion
+
+
+def test_one_watch_out_of_reach_does_not_outweigh_sockets_that_answered_others() -> None:
+    court = Court()
+    court.hear(Rumour(SICK, 0, SUSPECT))
+    court.shows(UNREACHABLE)
+    court.hear(Rumour(SICK, 0, UNRESPONSIVE))
+    assert court.deadline == CONFIG.unresponsive_limit
+    court.shows(UNREACHABLE, now=10.0)
+    assert court.deadline == CONFIG.unresponsive_limit
 
 
 @pytest.mark.parametrize("answer", [GREETED, ACCEPTED])

@@ -80,7 +80,7 @@ def test_hard_evidence_hastens_but_never_delays() -> None:
     assert suspicions.deadline(SICK) == pytest.approx(30)
     suspicions.hasten(SICK, 0.5)
     suspicions.hasten(SICK, 1.5)
-    assert suspicions.cap(SICK) == 0.5
+    assert suspicions.deadline(SICK) == 0.5
     assert suspicions.take_due(0.5) == [SICK]
 
 

@@ -147,7 +147,6 @@ class Model:
         self.tombs.pop(peer, None)
         new = Held(rank, now, now)
         if old is not None and old.rank[0] == rank[0]:
-            new.cap = old.cap
             new.reported = old.reported
         elif old is not None and rank[1] not in GONE:
             new.reported = -1
@@ -271,7 +270,7 @@ class SwimAgainstModel(RuleBasedStateMachine):
         if evidence in (Evidence.GREETED, Evidence.ACCEPTED):
             self.there[peer] = self.now
             held.cap = math.inf
-        elif evidence is Evidence.UNREACHABLE and held.status in SILENT:
+        elif evidence is Evidence.UNREACHABLE and held.status is SUSPECT:
             held.cap = min(held.cap, self.now + CONFIG.unreachable_suspicion)
         elif evidence is Evidence.REFUSED:
             self.model.hear(self.now, Rumour(peer, held.rank[0], SUSPECT))

@@ -11,7 +11,9 @@ it has to refute:
     DISCONNECTED        a watch ended: probed at once. If nobody greets a new one (ACCEPTED), it
                         stands still: UNRESPONSIVE, without waiting for the probe's end
     REFUSED             its process is gone: SUSPECT, `refused_suspicion`
-    UNREACHABLE         its watch can't be renewed: `unreachable_suspicion`, if it is silent
+    UNREACHABLE         its watch can't be renewed: `unreachable_suspicion`, if it is SUSPECT. An
+                        UNRESPONSIVE one was reached by somebody: one watch's bad luck isn't
+                        enough to kill it
     nothing             SUSPECT, with Lifeguard's suspicion; or DEAD, if there was reason to
                         think so and it is silent too
 
@@ -43,7 +45,6 @@ DEAF_INTERVALS = 3
 """Probe intervals without a word after which a judge holds its verdicts: of a tiny cluster, half
 of which died, one doesn't hear anybody more often."""
 
-SILENT = frozenset({Status.SUSPECT, Status.UNRESPONSIVE})
 PROCESS_IS_THERE = frozenset({Evidence.GREETED, Evidence.ACCEPTED})
 
 
@@ -83,7 +84,7 @@ class Judge:
             self._opinions.accuse(now, peer, Status.UNRESPONSIVE)
         if evidence in PROCESS_IS_THERE:
             self._opinions.verdicts.relent(peer)
-        elif evidence is Evidence.UNREACHABLE and self._is_silent(peer):
+        elif evidence is Evidence.UNREACHABLE and self._is_suspect(peer):
             self._opinions.verdicts.hasten(peer, now + self._config.unreachable_suspicion)
         elif evidence is Evidence.REFUSED:
             self._opinions.accuse(now, peer, Status.SUSPECT)
@@ -114,9 +115,9 @@ class Judge:
             and intervals * self._config.probe_interval <= silence < self._config.doubt_limit
         )
 
-    def _is_silent(self, peer: PeerId) -> bool:
+    def _is_suspect(self, peer: PeerId) -> bool:
         view = self._members.get(peer)
-        return view is not None and view.status in SILENT
+        return view is not None and view.status is Status.SUSPECT
 
     def _shares_address(self, peer: PeerId) -> bool:
         """Whether somebody else lives at its address: whose sockets answer there?"""

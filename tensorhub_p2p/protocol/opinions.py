@@ -174,14 +174,13 @@ class Opinions:
             self._dropped["newcomer beyond max_members"] += 1
             return
         same_life = known is not None and known.incarnation == rumour.incarnation
-        cap = self.verdicts.cap(rumour.peer) if same_life else math.inf
         self.verdicts.cancel(rumour.peer)
         if self._reported and (not member.is_reachable or not same_life):
             self._reported.pop(rumour.peer, None)
         if rumour.status is Status.SUSPECT:
-            self._suspect(now, rumour, cap)
+            self._suspect(now, rumour)
         elif rumour.status is Status.UNRESPONSIVE:
-            self._wait_for(now, rumour, cap)
+            self._wait_for(now, rumour)
         introduction = rumour.status is Status.ALIVE and (old is None or old in GONE)
         spread = msgspec.structs.replace(rumour, info=info if introduction else None)
         self.rumours.put(rumour.peer, spread)
@@ -191,7 +190,7 @@ class Opinions:
 
     # -- verdicts --
 
-    def _suspect(self, now: float, rumour: Rumour, cap: float) -> None:
+    def _suspect(self, now: float, rumour: Rumour) -> None:
         shortest = self.shortest_suspicion()
         expected = self._config.suspicion_confirmations
         others = self._members.num_reachable - 1
@@ -202,13 +201,12 @@ class Opinions:
             expected=expected if others >= expected else 0,
             shortest=shortest,
             longest=shortest * self._config.suspicion_max_multiplier,
-            cap=cap,
         )
 
-    def _wait_for(self, now: float, rumour: Rumour, cap: float) -> None:
+    def _wait_for(self, now: float, rumour: Rumour) -> None:
         limit = self._config.unresponsive_limit
         self.verdicts.start(
-            now, rumour.peer, rumour.accuser, expected=0, shortest=limit, longest=limit, cap=cap
+            now, rumour.peer, rumour.accuser, expected=0, shortest=limit, longest=limit
         )
 
     def shortest_suspicion(self) -> float:

@@ -84,11 +84,10 @@ class Suspicions:
         expected: int,
         shortest: float,
         longest: float,
-        cap: float = math.inf,
     ) -> None:
         """Begin anew, also when one is running (at a lower incarnation, or for less)."""
         accusers = [accuser] if accuser != NOBODY else []
-        self._running[peer] = Suspicion(now, shortest, longest, expected, accusers, cap)
+        self._running[peer] = Suspicion(now, shortest, longest, expected, accusers)
         self._schedule(peer)
 
     def confirm(self, peer: PeerId, accuser: PeerId) -> bool:
@@ -115,11 +114,6 @@ class Suspicions:
         if suspicion is not None and suspicion.cap != math.inf:
             suspicion.cap = math.inf
             self._schedule(peer)
-
-    def cap(self, peer: PeerId) -> float:
-        """When hard evidence lets the verdict fall; infinity without any."""
-        suspicion = self._running.get(peer)
-        return suspicion.cap if suspicion is not None else math.inf
 
     def cancel(self, peer: PeerId) -> None:
         """Refuted or settled."""
