@@ -160,7 +160,7 @@ def spread(values: Iterable[float | None]) -> tuple[float, float]:
 
 # --- how fast -----------------------------------------------------------------------------
 
-CRASHES = {32: (20, 5, 10.0), 100: (10, 10, 10.0), 316: (5, 20, 5.0), 1000: (2, 50, 3.0)}
+CRASHES = {32: (20, 5, 10.0), 100: (10, 10, 5.0), 316: (2, 20, 5.0), 1000: (1, 40, 3.0)}
 """By peers: runs, crashes in each, and seconds between them."""
 QUICK_CRASHES = {10: (2, 2, 5.0), 20: (1, 2, 5.0)}
 
@@ -226,7 +226,7 @@ def detection(bench: Bench) -> Section:
 
 # --- how wrong ----------------------------------------------------------------------------
 
-STALLS = {32: (10, 3), 100: (5, 3), 1000: (1, 2)}
+STALLS = {32: (6, 3), 100: (3, 3), 1000: (1, 1)}
 """By peers: runs, and episodes in each."""
 QUICK_STALLS = {10: (1, 1)}
 
@@ -288,7 +288,7 @@ def stalls(bench: Bench) -> Section:
     return section
 
 
-QUIET = {32: (4, 600.0), 100: (3, 300.0), 1000: (1, 60.0)}
+QUIET = {32: (2, 600.0), 100: (2, 200.0), 1000: (1, 30.0)}
 """By peers: runs, and seconds of each."""
 QUICK_QUIET = {10: (1, 20.0)}
 
@@ -469,7 +469,7 @@ def rumour(bench: Bench) -> Section:
     return section
 
 
-PARTITIONS = {32: 10, 100: 5, 1000: 1}
+PARTITIONS = {32: 10, 100: 5, 316: 1}
 
 
 def partition(bench: Bench) -> Section:
