@@ -109,7 +109,7 @@ class Abroad:
         elif isinstance(message, ZoneAnswer):
             self._asks.receive(now, sender, message)
         elif isinstance(message, ZoneChecked):
-            self._roll_call.receive(sender, message)
+            self._roll_call.receive(now, sender, message)
         elif isinstance(message, ANSWERS):
             self._writes.receive(now, sender, message)
         elif isinstance(message, ZoneGreeting):

@@ -214,6 +214,10 @@ class Asks:
                 self._speakers.is_mute(place[0], sender)
                 known.retry_at = min(known.retry_at, now + self._config.retry_interval / 10)
 
+    def heard_from(self, zone: str) -> None:
+        """There is news from this zone: it needn't be left alone any longer."""
+        self._silent.pop(zone, None)
+
     # -- the end of an ask --
 
     def _end(self, known: Known) -> None:

@@ -106,7 +106,8 @@ class Embassy:
             self._outbox.send(sender, ZoneGreeting(self._me, own))
         elif isinstance(message, ZoneCheck):
             gone = tuple(p for p in message.peers if self._home.status(p) in GONE)
-            self._outbox.send(sender, ZoneChecked(message.request, gone))
+            unknown = tuple(p for p in message.peers if self._home.status(p) is None)
+            self._outbox.send(sender, ZoneChecked(message.request, gone, unknown))
         else:
             self._on_ask(now, sender, message)
 

@@ -690,5 +690,8 @@ class ZoneCheck(Message, frozen=True):
 
 
 class ZoneChecked(Message, frozen=True):
+    """Of those asked about: who died or left, and of whom nobody there has ever heard."""
+
     request: Count
     gone: Annotated[tuple[PeerId, ...], Meta(max_length=64)]
+    unknown: Annotated[tuple[PeerId, ...], Meta(max_length=64)] = ()

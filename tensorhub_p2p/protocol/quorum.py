@@ -50,10 +50,11 @@ class Request:
 
     def aim(self, owners: Owners) -> None:
         """Ask these owners from now on."""
+        if owners != self.owners:
+            self.pause = 0.0
         self.owners = owners
         self.answers = {p: a for p, a in self.answers.items() if p in owners}
         self.heard = {p: None for p in self.heard if p in owners}
-        self.pause = 0.0
 
     def message(self) -> DirectoryRead | DirectoryWrite:
         seal = owners_hash(self.owners)

@@ -9,7 +9,9 @@ with a list is asked about it (`ZoneCheck`), one of its gateways after the other
 begins anew: who still wonders says so again. The answer is noted in the table of foreigners,
 where the next one who asks about the peer finds it. Of a zone that answers none of this for
 `forsaken_after` all who are on its list count as gone: it may have died as a whole, and if it
-is only cut off, its peers reach this one no better than this one reaches them.
+is only cut off, its peers reach this one no better than this one reaches them. So do those of
+whom it says for as long that it has never heard: its gateways may be younger than the death.
+Whoever it then knows of again isn't gone.
 
 Bounds: `MAX_PEERS` a list, `MAX_LISTS` lists; who finds no place in one isn't asked about. Of
 each zone one question whose answer is wanted; other answers are counted in `dropped`.
@@ -46,6 +48,8 @@ class List:
     attempts: int = 0
     silent_since: float | None = None
     """When it was first asked, and hasn't answered since."""
+    unknown_since: dict[PeerId, float] = field(default_factory=dict)
+    """Of whom it has never heard: newcomers, or who died before its present gateways came."""
 
 
 class RollCall:
@@ -94,7 +98,7 @@ class RollCall:
             self._outbox.send(each.asked, ZoneCheck(each.number, tuple(each.peers)))
         each.peers = {}
 
-    def receive(self, sender: PeerId, answer: ZoneChecked) -> None:
+    def receive(self, now: float, sender: PeerId, answer: ZoneChecked) -> None:
         asked = next((z for z, a in self._lists.items() if a.number == answer.request), None)
         if asked is None or self._lists[asked].asked != sender:
             self.dropped["check that was not asked for"] += 1
@@ -103,9 +107,14 @@ class RollCall:
         each.number = each.attempts = 0
         each.silent_since = None
         self._speakers.answered(asked, sender)
-        for peer in answer.gone:
-            if peer in each.about:
+        since = each.unknown_since
+        each.unknown_since = {p: since.get(p, now) for p in answer.unknown if p in each.about}
+        for peer in each.about:
+            unknown = now - each.unknown_since.get(peer, now)
+            if peer in answer.gone or unknown >= self._config.forsaken_after:
                 self._foreigners.is_said_gone(asked, peer)
+            else:
+                self._foreigners.meet(asked, peer)
 
     def next_wakeup(self) -> float | None:
         return earliest(*(each.due for each in self._lists.values()))

@@ -174,6 +174,7 @@ class WideRecords:
 
     def heard(self, now: float, summary: ZoneSummary) -> None:
         """Another zone says what it has: tell who watches for a newer version."""
+        self._asks.heard_from(summary.zone)
         named = {hint.model: (hint.epoch, hint.version) for hint in summary.newest}
         before = self._named.get(summary.zone, {})
         self._named[summary.zone] = named
