@@ -327,3 +327,29 @@ def test_an_owner_that_was_held_for_silent_learns_what_the_others_took_before_it
     cluster.net.pause(keeper.me)
     absent.directory.was_absent(cluster.now)
     assert cluster.read(absent) == {"a": 1, "b": 2}
+
+
+def test_what_silent_owners_alone_hold_is_waited_for_and_not_taken_for_lost() -> None:
+    cluster = Cluster(seed=9, peers=6, config=PULL_ONLY)
+    first, second, third = cluster.owners()
+    others = [p for p in cluster.peers.values() if p not in (first, second)]
+    writer = next(p for p in others if p is not third)
+    cluster.net.partition([writer.me], [third.me])
+    cluster.write(writer, "a", 1)  # held by the two that fall silent now
+    cluster.net.heal()
+    silent = {first.me, second.me}
+    for peer in cluster.peers.values():
+        peer.directory._owner._reachable = peer.claims.__contains__  # silent ones are reachable
+    for gone in (first, second):
+        cluster.net.pause(gone.me)
+        for peer in others:
+            cluster.tell(peer, Rumour(gone.me, 0, Status.UNRESPONSIVE))
+    reader = next(p for p in others if p not in (third, writer))
+    request = reader.directory.read(cluster.now, KEY, cluster.now + 30)
+    cluster.net.settle(reader.me)
+    cluster.net.run_for(5)
+    assert request not in reader.ended, f"an answer without what {silent} hold"
+    cluster.net.resume(first.me)
+    event = cluster.ended(reader, request, 20)
+    assert isinstance(event, ReadDone)
+    assert numbers(event.registers) == {"a": 1}

@@ -55,7 +55,7 @@ def watching(
     [
         ("runs", [GREETED], 6 * WAY),
         ("stalls", [GREETED], 6 * WAY),
-        ("pauses", [ACCEPTED], 0.5),
+        ("pauses", [ACCEPTED], 0.4),
         ("crashes", [REFUSED], 2 * WAY),
         ("loses its host", [], None),
         ("is cut off", [], None),
@@ -131,7 +131,7 @@ def test_a_watch_shows_what_a_standing_connection_would(
     else:
         first, second = watcher.times(B)
         assert 1.0 <= first <= 1.25, "the heartbeats' interval and timeout"
-        redial = 2.0 if UNREACHABLE in shown else 0.5 + 2 * WAY
+        redial = 2.0 if UNREACHABLE in shown else 0.4 + 2 * WAY
         assert second - first == pytest.approx(redial, abs=0.011)
 
 

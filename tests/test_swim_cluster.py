@@ -201,9 +201,7 @@ def test_a_refused_connection_makes_a_death_known_at_once(seed: int) -> None:
     cluster = Cluster(seed, 20)
     victim = cluster.peers[7]
     cluster.crash(victim)
-    cluster.swims[PeerId("peer-3")].evidence(
-        cluster.network.now, victim, Evidence.REFUSED
-    )
+    cluster.swims[PeerId("peer-3")].evidence(cluster.network.now, victim, Evidence.REFUSED)
     cluster.network.run_for(1.5)
     assert cluster.status(victim).count(Status.DEAD) >= 18, "gossip alone may miss one"
     assert cluster.network.run_until(lambda: declared(cluster, victim), REPAIR)

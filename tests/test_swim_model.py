@@ -194,6 +194,7 @@ class SwimAgainstModel(RuleBasedStateMachine):
         self.heard: dict[PeerId, float] = {}
         self.pinged: dict[PeerId, list[float]] = {peer: [] for peer in PEERS}
         self.there: dict[PeerId, float] = {}
+        self.unreached: dict[PeerId, int] = {}
         """When sockets last showed that a peer's process is there."""
         self.showed: dict[PeerId, list[Evidence]] = {peer: [] for peer in PEERS}
         self.doubted = -math.inf
@@ -267,11 +268,17 @@ class SwimAgainstModel(RuleBasedStateMachine):
         self.take_out(self.model.incarnation, None)
 
     def expect(self, held: Held, peer: PeerId, evidence: Evidence) -> None:
+        if evidence is not Evidence.UNREACHABLE:
+            self.unreached.pop(peer, None)
         if evidence in (Evidence.GREETED, Evidence.ACCEPTED):
             self.there[peer] = self.now
             held.cap = math.inf
-        elif evidence is Evidence.UNREACHABLE and held.status is SUSPECT:
-            held.cap = min(held.cap, self.now + CONFIG.unreachable_suspicion)
+            if held.status is SUSPECT:
+                self.model.hear(self.now, Rumour(peer, held.rank[0], Status.UNRESPONSIVE))
+        elif evidence is Evidence.UNREACHABLE:
+            self.unreached[peer] = times = self.unreached.get(peer, 0) + 1
+            if held.status is SUSPECT or (held.status is Status.UNRESPONSIVE and times > 1):
+                held.cap = min(held.cap, self.now + CONFIG.unreachable_suspicion)
         elif evidence is Evidence.REFUSED:
             self.model.hear(self.now, Rumour(peer, held.rank[0], SUSPECT))
             held = self.model.table[peer]
@@ -336,6 +343,7 @@ class SwimAgainstModel(RuleBasedStateMachine):
             for held in self.model.table.values():
                 held.clock += gap
                 held.cap += gap
+            self.doubted = max(self.doubted, self.now + CONFIG.probe_interval - HOLD)
             self.pinged = {peer: [] for peer in PEERS}  # what was asked before counts no more
 
     def arrives(self, sender: PeerId, message: Message) -> None:
@@ -390,7 +398,7 @@ class SwimAgainstModel(RuleBasedStateMachine):
         if rank[1] is DEAD and held.status in SILENT and self.now >= held.earliest - SOON:
             assert not self.doubts(DEAF_INTERVALS), "while nobody is heard, no verdict is spoken"
         elif rank[1] is UNRESPONSIVE and not unanswered:
-            assert self.showed[peer][-2:] == [Evidence.DISCONNECTED, Evidence.ACCEPTED]
+            assert set(self.showed[peer][-2:]) == {Evidence.DISCONNECTED, Evidence.ACCEPTED}
             assert self.there[peer] == self.now
         elif rank[1] is UNRESPONSIVE:
             assert self.there.get(peer, -math.inf) >= unanswered[0]

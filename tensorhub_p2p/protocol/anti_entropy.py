@@ -30,7 +30,7 @@ A fingerprint covers all reachable members and this peer; 0 says nothing. What i
 the addressee, if it is held for gone, is said first, for it to refute.
 
 Bounds: a view is bounded by the table. Strangers cause at most one hello each
-`gossip_interval`, mismatches one comparison each `mismatch_interval`, whoever sends them;
+`gossip_interval`, mismatches and those that are back one comparison each `mismatch_interval`;
 digests are answered at most `MAX_ANSWERS` an interval of gossip.
 """
 
@@ -180,6 +180,12 @@ class AntiEntropy:
         return (*own, Rumour(peer, *held))
 
     # -- reasons to compare --
+
+    def welcome_back(self, now: float, peer: PeerId) -> None:
+        """It was held for dead, and is back: compare; but half a cluster comes back at once."""
+        if now >= self._next_comparison:
+            self._next_comparison = now + self._config.mismatch_interval
+            self.compare_with(peer)
 
     def mismatch(self, now: float, sender: PeerId, ours: int, theirs: int) -> None:
         """Views that differ when all has been said are compared, but not in storms."""

@@ -64,6 +64,7 @@ from tensorhub_p2p.protocol.owner import Admit, Owner, Refusal, View, admit_all
 from tensorhub_p2p.protocol.quorum import Request
 from tensorhub_p2p.protocol.registers import of_mark
 from tensorhub_p2p.protocol.ring import Owners, Ring
+from tensorhub_p2p.protocol.warming import Reachable
 
 __all__ = ["Admit", "Directory", "Refusal", "View", "admit_all"]
 
@@ -131,19 +132,26 @@ Place = tuple[Key, str]
 class Directory:
     """One peer's directory, with the common four-part face.
 
-    `admit` decides on writes at this peer as an owner, `view` is what membership knows.
+    `admit` decides on writes at this peer as an owner, `view` is what membership knows, and
+    `reachable` whether it holds a peer for neither dead nor left (without it: the ring's members).
     The ring is this peer alone until the first `members_changed`.
     """
 
     def __init__(
-        self, me: PeerId, config: DirectoryConfig, rng: Random, admit: Admit, view: View
+        self,
+        me: PeerId,
+        config: DirectoryConfig,
+        rng: Random,
+        admit: Admit,
+        view: View,
+        reachable: Reachable | None = None,
     ) -> None:
         self.me = me
         self.outbox = Outbox()
         self._config = config
         self._rng = rng
         ring = Ring.of((me,), config.virtual_nodes)
-        self._owner = Owner(me, ring, config, rng, admit, view, self._post)
+        self._owner = Owner(me, ring, config, rng, admit, view, self._post, reachable)
         self._requests: dict[int, Request] = {}
         self._last_request = 0
         self._last_sequence = 0

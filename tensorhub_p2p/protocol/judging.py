@@ -7,13 +7,14 @@ Theory of operation. The kernel and ZeroMQ's I/O thread answer even while Python
 So what a silent member's sockets show (`Evidence`) decides what it is held for, and how long
 it has to refute:
 
-    GREETED, ACCEPTED   its process is there: UNRESPONSIVE, `unresponsive_limit` at most
+    GREETED, ACCEPTED   its process is there: UNRESPONSIVE, `unresponsive_limit` at most, once
+                        a probe found it silent, or somebody suspects it
     DISCONNECTED        a watch ended: probed at once. If nobody greets a new one (ACCEPTED), it
                         stands still: UNRESPONSIVE, without waiting for the probe's end
     REFUSED             its process is gone: SUSPECT, `refused_suspicion`
     UNREACHABLE         its watch can't be renewed: `unreachable_suspicion`, if it is SUSPECT. An
-                        UNRESPONSIVE one was reached by somebody: one watch's bad luck isn't
-                        enough to kill it
+                        UNRESPONSIVE one was reached by somebody, and one dial's bad luck isn't
+                        enough to kill it: there it counts the second time in a row
     nothing             SUSPECT, with Lifeguard's suspicion; or DEAD, if there was reason to
                         think so and it is silent too
 
@@ -45,6 +46,9 @@ DEAF_INTERVALS = 3
 """Probe intervals without a word after which a judge holds its verdicts: of a tiny cluster, half
 of which died, one doesn't hear anybody more often."""
 
+MAX_UNREACHED = 64
+"""Watches that couldn't be renewed and are remembered; there are a few at most at a time."""
+
 PROCESS_IS_THERE = frozenset({Evidence.GREETED, Evidence.ACCEPTED})
 
 
@@ -67,6 +71,8 @@ class Judge:
         self._opinions = opinions
         self._outbox = outbox
         self._last_heard = -math.inf
+        self._unreached: dict[PeerId, int] = {}
+        """How often in a row a watched member's watch couldn't be renewed."""
 
     def heard(self, now: float, sender: PeerId) -> None:
         """Something came from this peer."""
@@ -77,18 +83,33 @@ class Judge:
         """What the sockets showed of a reachable member."""
         if evidence in PROCESS_IS_THERE and self._shares_address(peer):
             return
+        if evidence is not Evidence.UNREACHABLE:
+            self._unreached.pop(peer, None)
         if evidence in (Evidence.DISCONNECTED, Evidence.REFUSED):
             self._prober.probe_now(now, peer)
         stands_still = self._prober.found(peer, evidence)
         if stands_still:
             self._opinions.accuse(now, peer, Status.UNRESPONSIVE)
         if evidence in PROCESS_IS_THERE:
-            self._opinions.verdicts.relent(peer)
-        elif evidence is Evidence.UNREACHABLE and self._is_suspect(peer):
-            self._opinions.verdicts.hasten(peer, now + self._config.unreachable_suspicion)
+            self._process_is_there(now, peer)
+        elif evidence is Evidence.UNREACHABLE:
+            self._out_of_reach(now, peer)
         elif evidence is Evidence.REFUSED:
             self._opinions.accuse(now, peer, Status.SUSPECT)
             self._opinions.verdicts.hasten(peer, now + self._config.refused_suspicion)
+
+    def _process_is_there(self, now: float, peer: PeerId) -> None:
+        self._opinions.verdicts.relent(peer)
+        if self._status(peer) is Status.SUSPECT:
+            self._opinions.accuse(now, peer, Status.UNRESPONSIVE)
+
+    def _out_of_reach(self, now: float, peer: PeerId) -> None:
+        if len(self._unreached) >= MAX_UNREACHED and peer not in self._unreached:
+            self._unreached.pop(next(iter(self._unreached)))
+        self._unreached[peer] = times = self._unreached.get(peer, 0) + 1
+        status = self._status(peer)
+        if status is Status.SUSPECT or (status is Status.UNRESPONSIVE and times > 1):
+            self._opinions.verdicts.hasten(peer, now + self._config.unreachable_suspicion)
 
     def silence(self, now: float, silence: Silence) -> None:
         """A probe ended with nobody's answer."""
@@ -115,9 +136,9 @@ class Judge:
             and intervals * self._config.probe_interval <= silence < self._config.doubt_limit
         )
 
-    def _is_suspect(self, peer: PeerId) -> bool:
+    def _status(self, peer: PeerId) -> Status | None:
         view = self._members.get(peer)
-        return view is not None and view.status is Status.SUSPECT
+        return view.status if view is not None else None
 
     def _shares_address(self, peer: PeerId) -> bool:
         """Whether somebody else lives at its address: whose sockets answer there?"""

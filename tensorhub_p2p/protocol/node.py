@@ -118,6 +118,7 @@ class Node:
             random.Random(rng.getrandbits(64)),
             admit=admit,
             view=self.zones.view,
+            reachable=self.zones.is_reachable,
         )
         self.records = PendingRecords(self.directory)
         self.abroad = Abroad(info, self.zones, self.directory, self.records, config.abroad)

@@ -94,12 +94,13 @@ class Opinions:
         accused = []
         for claim in view:
             known = self._members.get(claim.peer)
-            if claim.status is Status.DEAD and known is not None and known.is_reachable:
-                if claim.incarnation >= known.incarnation:
-                    self._reported[claim.peer] = claim.incarnation
-                    accused.append(claim.peer)
+            said_dead = claim.status is Status.DEAD and known is not None and known.is_reachable
+            if said_dead:
                 claim = msgspec.structs.replace(claim, status=Status.SUSPECT, accuser=sender)
             self.hear(now, claim)
+            if said_dead and known is not None and claim.incarnation >= known.incarnation:
+                self._reported[claim.peer] = claim.incarnation
+                accused.append(claim.peer)
         return accused
 
     def is_reported_dead(self, peer: PeerId) -> bool:

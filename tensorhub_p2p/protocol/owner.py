@@ -71,7 +71,7 @@ from tensorhub_p2p.protocol.messages import (
 )
 from tensorhub_p2p.protocol.registers import Cell, merge, prune_marks, prune_pins
 from tensorhub_p2p.protocol.ring import Owners, Ring, owners_hash
-from tensorhub_p2p.protocol.warming import Debts, Past, same
+from tensorhub_p2p.protocol.warming import Debts, Past, Reachable, same
 
 MAX_PARKED = 1024
 """Requests for one key that wait for it to become warm."""
@@ -142,6 +142,7 @@ class Owner:
         admit: Admit,
         view: View,
         post: Post,
+        reachable: Reachable | None = None,
     ) -> None:
         self.me = me
         self.ring = ring
@@ -150,6 +151,7 @@ class Owner:
         self._admit = admit
         self._view = view
         self._post = post
+        self._reachable = reachable or self._is_member
         self._held: dict[Key, KeyCopy] = {}
         self._count = 0
         """Registers held in all."""
@@ -167,6 +169,9 @@ class Owner:
         self._tell_at: float | None = None
         self._views_sent: dict[PeerId, float] = {}
         self._sweep_at: float | None = None
+
+    def _is_member(self, peer: PeerId) -> bool:
+        return peer in self._members
 
     def owners(self, key: Key) -> Owners:
         return self.ring.owners(key, self._config.replicas)
@@ -286,8 +291,10 @@ class Owner:
 
         One that is warm and empty needn't be remembered, unless something is to be kept.
         """
-        held = KeyCopy(self._past.debts(self.me, key, self._config.replicas, owners), now)
-        if held.debts.settle(now, self._members.__contains__) and not keep:
+        lapse = now + self._config.returned_seconds
+        debts = self._past.debts(self.me, key, self._config.replicas, owners, lapse)
+        held = KeyCopy(debts, now)
+        if held.debts.settle(now, self._reachable) and not keep:
             return held
         if len(self._held) >= self._config.max_keys:
             return None
@@ -429,7 +436,7 @@ class Owner:
 
     def _ask(self, now: float, key: Key, held: KeyCopy) -> None:
         """Ask those whose answers are wanted and who weren't asked in this round."""
-        reachable = self._members.__contains__
+        reachable = self._reachable
         if held.debts.settle(now, reachable):
             self._warmed(now, key, held)
             return

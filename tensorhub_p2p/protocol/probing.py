@@ -193,13 +193,15 @@ class Prober:
     def found(self, peer: PeerId, finding: Evidence) -> bool:
         """What its sockets showed; True if that settles the probe.
 
-        It does when a watch was lost, and now nobody greets: then it has been silent for as
-        long as the watch's heartbeats were missing, and its kernel says that it is there.
+        It does when a watch was lost and nobody greets, in whatever order both were seen: then
+        it has been silent for as long as the watch's heartbeats were missing, and its kernel says
+        that it is there.
         """
         for seq, probe in list(self._probes.items()):
             if probe.target == peer:
-                lost, probe.finding = probe.finding is Evidence.DISCONNECTED, finding
-                if lost and finding is Evidence.ACCEPTED:
+                shown = {probe.finding, finding}
+                probe.finding = finding
+                if shown == {Evidence.DISCONNECTED, Evidence.ACCEPTED}:
                     del self._probes[seq]
                     return True
         return False

@@ -119,11 +119,15 @@ class Suspicions:
         """Refuted or settled."""
         self._running.pop(peer, None)
 
-    def postpone(self, gap: float) -> None:
-        """The judge itself was not running for `gap` seconds: nobody's time has passed."""
+    def postpone(self, gap: float, *, until: float = -math.inf) -> None:
+        """The judge itself was not running for `gap` seconds: nobody's time has passed.
+
+        No verdict falls before `until`: what was said meanwhile has yet to be read.
+        """
         for suspicion in self._running.values():
             suspicion.started += gap
             suspicion.cap += gap
+            suspicion.held_until = max(suspicion.held_until, until)
         self._sort()
 
     def deadline(self, peer: PeerId) -> float | None:

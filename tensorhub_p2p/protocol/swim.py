@@ -28,7 +28,7 @@ Whoever writes to a peer that it holds for silent or gone tells it so first (Lif
 buddy system), for it to refute.
 
 Own pauses. When a call comes more than `pause_after` late, this process did not run. It then
-extends all verdicts by the gap, probes anew and compares views before it judges anybody.
+extends all verdicts by the gap, and by a probe's time at least, probes anew and compares views.
 
 Bounds: tables by `max_members`, rumours by one a member, messages by their byte budgets,
 views by the table. What is malformed, unasked for or too much is counted in `dropped`.
@@ -89,6 +89,9 @@ from tensorhub_p2p.protocol.swim_events import (
     WasAbsent,
     ZoneNews,
 )
+
+PROBED_OF_A_VIEW = 3
+"""Of the deaths that a view reports: those of a healed partition are too many to be probed."""
 
 
 class Swim:
@@ -204,11 +207,13 @@ class Swim:
     def dial(self, now: float, address: str) -> None:
         """Say hello to whoever of this zone lives at this address, and join it if it answers."""
         if not self._left and address not in self.me.addresses:
+            self._notice_pause(now)
             self._views.dial(address, joining=True)
             self._finish(now)
 
     def note_contact(self, now: float, dialled: str, peer: PeerId) -> None:
         """A peer of another zone answered at this address: the cluster is found."""
+        self._notice_pause(now)
         self._seeds.note_elsewhere(dialled)
         self._note_joined(now, dialled, peer)
         self._finish(now)
@@ -261,6 +266,7 @@ class Swim:
 
     def tell(self, now: float, summary: ZoneSummary) -> bool:
         """Tell every member what a zone says of itself; False if that is no news here."""
+        self._notice_pause(now)
         news = self._summaries.note(summary)
         self._finish(now)
         return news
@@ -268,6 +274,7 @@ class Swim:
     def absorb(self, now: float, view: Iterable[Rumour]) -> None:
         """Merge somebody's view of members into the own one."""
         if not self._left:
+            self._notice_pause(now)
             self._hear_view(now, view, NOBODY)
             self._finish(now)
 
@@ -400,8 +407,9 @@ class Swim:
             self._views.compare_with(sender)
 
     def _hear_view(self, now: float, view: Iterable[Rumour], sender: PeerId) -> None:
-        """Whom it holds for dead, and this peer doesn't, is probed at once."""
-        for peer in self._opinions.hear_view(now, view, sender):
+        """Whom it holds for dead, and this peer doesn't, is probed at once; a few of many."""
+        accused = self._opinions.hear_view(now, view, sender)
+        for peer in accused[:PROBED_OF_A_VIEW]:
             self._prober.probe_now(now, peer)
 
     def _note_joined(self, now: float, dialled: str, peer: PeerId) -> None:
@@ -435,7 +443,7 @@ class Swim:
             self._probe_earlier(now, member)
             self._views.start(now)
             if old is not None:
-                self._views.compare_with(peer)
+                self._views.welcome_back(now, peer)
 
     def _probe_earlier(self, now: float, newcomer: MemberView) -> None:
         """Who was at a newcomer's address before is most likely gone (judging.py)."""
@@ -515,7 +523,7 @@ class Swim:
         self._last_call = now
         if gap <= self._config.pause_after:
             return
-        self._opinions.verdicts.postpone(gap)
+        self._opinions.verdicts.postpone(gap, until=now + self._config.probe_interval)
         self._prober.restart(now)
         self._views.hasten(now)
         self.outbox.emit(WasAbsent(f"it did not run for {gap:.1f} s"))

@@ -29,8 +29,10 @@ counts the ring of all others without itself as an earlier one, and owes it for 
 departed members return (a partition healed), their ring is owed for the keys whose owners
 change by it, for `returned_seconds` at most.
 
-A set is settled by answers from a majority of it (the peer itself counts in a set it is
-in), or, where deaths rule that out, from all of it that can still be reached. Answers are
+A set is settled by answers from so many of it that each write it took must be known to one
+of them, n - W + 1 (the peer itself counts in a set it is in), or, where deaths rule that out,
+from all of it that can still be reached. Silent members count as reachable: what only they
+hold isn't gone. But a set of a single peer is waited for `returned_seconds` only. Answers are
 given cold or warm, so peers that wait for each other can't deadlock, and a set that died
 out is settled at once.
 
@@ -40,6 +42,7 @@ Where it is not enough. A write can be missed by a warm owner when
   key now, and no set in between was merged (rings older than that are forgotten);
 - a key owes `MAX_SETS` sets already: further ones are not owed;
 - a majority of its owners is dead: what only they held is gone;
+- it was made when there was just one peer, and that one is silent;
 - it was made on the other side of a partition, and its owners there stay silent for
   `returned_seconds` after they came back: a silent peer may not stop others (G8).
 
@@ -83,6 +86,8 @@ class Debts:
     successor: Owners = ()
     """The set for which this key is closed; () if it is open."""
     reopen_at: float = 0.0
+    alone_lapse: float | None = None
+    """When the debt to a set of a single peer lapses: a silent one may not stop others (G8)."""
 
     @property
     def warm(self) -> bool:
@@ -95,6 +100,8 @@ class Debts:
     def owe(self, owners: Owners, lapse: float | None = None) -> None:
         """Writes to this set may be unknown here."""
         owners = tuple(sorted(owners))
+        if len(owners) == 1 and lapse is None:
+            lapse = self.alone_lapse
         if owners and owners not in self.settled and len(self.owed) < MAX_SETS:
             self.owed.setdefault(owners, lapse)
 
@@ -116,6 +123,7 @@ class Debts:
     def absent(self, others: Owners, lapse: float) -> None:
         """While this peer was absent, `others` may have taken writes as this key's owners."""
         self.settled.discard(tuple(sorted(others)))
+        self.owed.pop(tuple(sorted(others)), None)
         self.answered.clear()
         self.owe(others, lapse)
 
@@ -164,7 +172,7 @@ class Debts:
 
     def _paid(self, owners: Owners, reachable: Reachable) -> bool:
         have = [peer for peer in owners if peer == self.me or peer in self.answered]
-        if len(have) >= majority(len(owners)):
+        if len(have) > len(owners) - majority(len(owners)):
             return True
         return all(peer in have or not reachable(peer) for peer in owners)
 
@@ -181,9 +189,11 @@ class Past:
                 self._rings.remove(ring)
             self._rings.append(ring)
 
-    def debts(self, me: PeerId, key: Key, n: int, served: Owners) -> Debts:
+    def debts(
+        self, me: PeerId, key: Key, n: int, served: Owners, alone_lapse: float | None = None
+    ) -> Debts:
         """What is owed for a key that was never heard of here."""
-        debts = Debts(me, served)
+        debts = Debts(me, served, alone_lapse=alone_lapse)
         for ring in self._rings:
             owners = ring.owners(key, n)
             if me not in owners and not same(owners, served):

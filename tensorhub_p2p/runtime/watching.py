@@ -151,7 +151,7 @@ class Watching:
         Raises AddressError.
         """
         address = self._routes.find(destination, now).current
-        if address is None or peer in self._looks:
+        if address is None or peer in self._looks or peer in self._looked_at:
             return
         limit = self._config.look_timeout
         if self._looks.look(peer, parse(address), now, connect=limit, greeting=limit):

@@ -69,7 +69,7 @@ class SocketModel:
 
     heartbeat_interval: float = 0.25
     heartbeat_timeout: float = 1.0
-    look_limit: float = 0.5
+    look_limit: float = 0.4
     """What a dial shows later than this, a look doesn't show; nor does it take an accepted
     connection for a paused process any earlier."""
     syn_retry: float = 1.0
