@@ -378,3 +378,12 @@ def test_what_is_held_is_the_highest_claim(claims: list[tuple[int, Status]]) -> 
         highest = max(highest, (incarnation, status))
         assert mind.members.rank(MANY[0]) == highest
         assert (mind.deadline(MANY[0]) is not None) is (highest[1] in (SUSPECT, UNRESPONSIVE))
+
+
+def test_deaths_declared_when_nobody_was_left_are_not_told_as_news_later() -> None:
+    mind = Mind(*MANY)
+    mind.news()
+    for peer in MANY:
+        mind.hear(claim(peer, DEAD))
+    mind.hear(alive(MANY[0], 1), now=300.0)
+    assert {(news.peer, news.status) for news in mind.news()} == {(MANY[0], ALIVE)}

@@ -113,7 +113,7 @@ class Model:
     def hear(self, now: float, claim: Rumour) -> None:
         peer, rank = claim.peer, (claim.incarnation, claim.status)
         wrong = claim.info is not None and claim.info.peer_id != peer
-        if wrong or claim.incarnation > MAX_INCARNATION:
+        if wrong or claim.incarnation >= MAX_INCARNATION:
             return
         if peer == ME:
             if rank > (self.incarnation, ALIVE):
@@ -133,9 +133,9 @@ class Model:
             if claim.status is not DEAD or held is None or held.status in GONE:
                 self.hear(now, claim)
                 continue
-            if claim.incarnation >= held.rank[0]:
-                held.reported = claim.incarnation
             self.hear(now, Rumour(claim.peer, claim.incarnation, SUSPECT, claim.info, sender))
+            if claim.incarnation >= held.rank[0]:
+                self.table[claim.peer].reported = claim.incarnation
 
     def enter(self, now: float, peer: PeerId, rank: Rank) -> None:
         old = self.table.get(peer)

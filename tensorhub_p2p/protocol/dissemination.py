@@ -68,6 +68,11 @@ class Dissemination(Generic[Subject, News]):
         if sends is not None:
             del self._by_sends[sends][subject]
 
+    def clear(self) -> None:
+        """Say nothing of what waits."""
+        self._by_sends.clear()
+        self._sends.clear()
+
     def take(self, budget: int, limit: int) -> tuple[News, ...]:
         """News for one message: at most `budget` bytes; what was sent `limit` times is gone."""
         chosen: list[tuple[Subject, _Piece[News], int]] = []

@@ -304,6 +304,8 @@ class Node:
     # --- the machine's face ---
 
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
+        self.zones.notice(now)
+        self._settle(now)
         self._route(now, sender, message)
         self._settle(now)
 

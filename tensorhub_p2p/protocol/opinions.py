@@ -182,6 +182,10 @@ class Opinions:
             self._suspect(now, rumour)
         elif rumour.status is Status.UNRESPONSIVE:
             self._wait_for(now, rumour)
+        if old in GONE and member.is_reachable and self._members.num_reachable == 1:
+            # The first one back. What this peer said to nobody while it was alone is old by now:
+            # as a rumour it would kill, in a view it only accuses.
+            self.rumours.clear()
         introduction = rumour.status is Status.ALIVE and (old is None or old in GONE)
         spread = msgspec.structs.replace(rumour, info=info if introduction else None)
         self.rumours.put(rumour.peer, spread)

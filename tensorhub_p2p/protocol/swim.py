@@ -190,6 +190,11 @@ class Swim:
         """When something falls due; None for a peer that is alone or has left."""
         return None if self._left else self._planned
 
+    def notice(self, now: float) -> None:
+        """Something else happens now: if this process did not run, that is the time to see it."""
+        if not self._left:
+            self._notice_pause(now)
+
     # -- commands --
 
     def join(self, now: float, seeds: Sequence[str]) -> None:

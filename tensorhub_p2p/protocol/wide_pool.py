@@ -52,6 +52,9 @@ class WidePool:
             return
         self._swim.receive(now, sender, message)
 
+    def notice(self, now: float) -> None:
+        self._swim.notice(now)
+
     def tick(self, now: float) -> None:
         self._swim.tick(now)
 

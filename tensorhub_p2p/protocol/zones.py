@@ -151,6 +151,13 @@ class Zones:
             self.wide.next_wakeup() if self.wide is not None else None,
         )
 
+    def notice(self, now: float) -> None:
+        """Something else happens now: own pauses are seen before it (`Swim.notice`)."""
+        self.home.notice(now)
+        if self.wide is not None:
+            self.wide.notice(now)
+        self._settle(now)
+
     # -- commands --
 
     def join(self, now: float, seeds: Sequence[str]) -> None:
