@@ -6,9 +6,9 @@ from cluster import LAYOUT, ROLLOUT, TRAINER, Cluster
 
 from tensorhub_p2p.errors import StateError
 from tensorhub_p2p.protocol.directory import KeyChanged
-from tensorhub_p2p.protocol.identity import Group, Publication, Slot
+from tensorhub_p2p.protocol.identity import Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Send
-from tensorhub_p2p.protocol.messages import Ping, PullHello
+from tensorhub_p2p.protocol.messages import DirectoryRead, Message, Ping, PullHello
 from tensorhub_p2p.protocol.records import holders_key
 from tensorhub_p2p.protocol.swim_events import Evidence
 from tensorhub_p2p.protocol.verbs import HoldersChanged
@@ -121,3 +121,28 @@ def test_a_broken_connection_is_followed_by_a_probe_at_once() -> None:
     node.evidence(cluster.now, other, Evidence.DISCONNECTED)
     sent = [item for item in node.outbox.drain() if isinstance(item, Send)]
     assert [s.to for s in sent if isinstance(s.message, Ping)] == [other]
+
+
+# --- an own pause ---
+
+
+def test_a_peer_that_did_not_run_doubts_its_copies_before_it_answers_the_first_message() -> None:
+    cluster, _ = published()
+    node, asker = cluster.nodes[0], cluster.nodes[1].info.peer_id
+    cluster.net.run_for(1.0)
+    key = holders_key("policy", 0)
+    order: list[str] = []
+    doubt, answer = node.directory.was_absent, node.directory.receive
+
+    def was_absent(now: float) -> None:
+        order.append("doubt")
+        doubt(now)
+
+    def receive(now: float, sender: PeerId, message: Message) -> None:
+        order.append("answer")
+        answer(now, sender, message)
+
+    node.directory.was_absent = was_absent  # type: ignore[method-assign]
+    node.directory.receive = receive  # type: ignore[method-assign]
+    node.receive(cluster.now + 10.0, asker, DirectoryRead(1, key, 0))
+    assert order[:2] == ["doubt", "answer"]

@@ -27,6 +27,7 @@ from tensorhub_p2p.protocol.messages import (
     Status,
     VersionHint,
     ViewDigest,
+    ZoneSummary,
 )
 from tensorhub_p2p.protocol.opinions import MAX_INCARNATION
 from tensorhub_p2p.protocol.swim import Swim
@@ -325,6 +326,38 @@ def test_after_an_own_pause_it_probes_again_before_it_judges() -> None:
     assert sent(items, ViewDigest)
     seen = run(machine, 100.05, 120, answering=[FRIEND])
     assert {e.member.status for e in events(seen) if isinstance(e, MemberChanged)} >= {DEAD}
+
+
+def test_a_verdict_that_was_due_in_an_own_pause_waits_for_what_was_said_meanwhile() -> None:
+    machine = swim(OTHER)
+    hear(machine, claim(OTHER, SUSPECT))
+    verdict = machine._opinions.verdicts.deadline(OTHER)
+    assert verdict is not None
+    while (planned := machine.next_wakeup()) is not None and planned < verdict:
+        run(machine, planned, planned, answering=[FRIEND])
+    assert planned == verdict, "nothing else was due when the process stopped"
+    machine.tick(verdict + 2.0)
+    assert machine.status(OTHER) is SUSPECT
+    hear(machine, alive(OTHER, 1), now=verdict + 2.1)
+    assert machine.status(OTHER) is ALIVE
+
+
+@pytest.mark.parametrize("first", ["a view", "a zone's summary", "a call", "a contact", "a notice"])
+def test_whatever_comes_first_after_an_own_pause_is_not_taken_for_the_usual(first: str) -> None:
+    machine = swim(OTHER)
+    run(machine, 0, 1.9, answering=[FRIEND, OTHER])
+    machine.outbox.drain()
+    if first == "a view":
+        machine.absorb(100.0, (alive(THIRD),))
+    elif first == "a zone's summary":
+        machine.tell(100.0, ZoneSummary("there", 1, ()))
+    elif first == "a call":
+        machine.dial(100.0, "there:1")
+    elif first == "a contact":
+        machine.note_contact(100.0, "there:1", THIRD)
+    else:
+        machine.notice(100.0)
+    assert [type(event) for event in events(machine.outbox.drain())].count(WasAbsent) == 1
 
 
 # -- probing --
