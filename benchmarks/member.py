@@ -31,7 +31,7 @@ def changed(name: str, state: str) -> None:
 
 def run_ours(name: str, seeds: list[str]) -> Callable[[], None]:
     import tensorhub_p2p as th
-    from tensorhub_p2p.protocol.swim_events import MemberChanged
+    from tensorhub_p2p.protocol.membership.swim_events import MemberChanged
 
     peer = th.Peer(cluster="benchmark", seeds=seeds, name=name, transports=["tcp"])
     driver = peer._driver  # a look inside: there is no public stream of membership events

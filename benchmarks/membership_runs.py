@@ -16,7 +16,7 @@ from math import ceil
 from typing import Any
 
 from tensorhub_p2p.config import SwimConfig
-from tensorhub_p2p.protocol.zones import Zones
+from tensorhub_p2p.protocol.zones.zones import Zones
 from tensorhub_p2p.sim.link import Link
 from tensorhub_p2p.sim.membership import LAN, MEMBERLIST, WAN, MembershipSim
 from tensorhub_p2p.sim.record import Traffic, TrafficMeter

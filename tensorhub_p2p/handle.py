@@ -24,11 +24,11 @@ from typing import Any
 
 from tensorhub_p2p.errors import LayoutMismatch, PeerClosed, StateError, Timeout
 from tensorhub_p2p.options import check_timeout, checked_integer
+from tensorhub_p2p.protocol.groups.selection import newer_than as newer_than_selector
+from tensorhub_p2p.protocol.groups.selection import selector_of
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.protocol.messages import Question
-from tensorhub_p2p.protocol.selection import newer_than as newer_than_selector
-from tensorhub_p2p.protocol.selection import selector_of
-from tensorhub_p2p.protocol.verbs import Answer, VerbId
+from tensorhub_p2p.protocol.shards.verbs import Answer, VerbId
 from tensorhub_p2p.results import HandleState, Pull
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported

@@ -23,9 +23,9 @@ from tensorhub_p2p.options import (
     resolve_options,
 )
 from tensorhub_p2p.protocol.identity import Group, Slot
-from tensorhub_p2p.protocol.members import GONE, MemberView
+from tensorhub_p2p.protocol.membership.members import GONE, MemberView
 from tensorhub_p2p.protocol.messages import ZoneSummary
-from tensorhub_p2p.protocol.verbs import VersionSummary
+from tensorhub_p2p.protocol.shards.verbs import VersionSummary
 from tensorhub_p2p.results import HandleState, Member, Pull, VersionInfo, ZoneInfo
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.joining import check_seeds, join

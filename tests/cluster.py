@@ -19,8 +19,8 @@ from tensorhub_p2p.protocol.layout import Layout, TensorSpec
 from tensorhub_p2p.protocol.machine import Event
 from tensorhub_p2p.protocol.messages import Question
 from tensorhub_p2p.protocol.node import Node
-from tensorhub_p2p.protocol.shard import ShardNode
-from tensorhub_p2p.protocol.verbs import Answer, Done, Failed
+from tensorhub_p2p.protocol.shards.shard import ShardNode
+from tensorhub_p2p.protocol.shards.verbs import Answer, Done, Failed
 from tensorhub_p2p.sim.network import Link, SimNetwork
 
 LAYOUT = Layout([TensorSpec("w", "float32", (1024,), 4096)])

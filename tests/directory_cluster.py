@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 
 from tensorhub_p2p.config import DirectoryConfig
-from tensorhub_p2p.protocol.directory import (
+from tensorhub_p2p.protocol.directory.directory import (
     Admit,
     Directory,
     KeyChanged,

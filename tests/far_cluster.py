@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from cluster import Cluster, Running
 
+from tensorhub_p2p.protocol.directory.records import Registers
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.messages import Key, Message, ZoneSummary
 from tensorhub_p2p.protocol.node import Node
-from tensorhub_p2p.protocol.records import Registers
 from tensorhub_p2p.sim import weather
 from tensorhub_p2p.sim.network import Link
 

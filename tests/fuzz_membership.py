@@ -38,11 +38,11 @@ from tensorhub_p2p.protocol.envelope import (
 )
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event, Send
-from tensorhub_p2p.protocol.members import Rank
+from tensorhub_p2p.protocol.membership.members import Rank
+from tensorhub_p2p.protocol.membership.swim import Swim
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.protocol.messages import Message, Status
-from tensorhub_p2p.protocol.swim import Swim
-from tensorhub_p2p.protocol.swim_events import Evidence
-from tensorhub_p2p.protocol.zones import Zones
+from tensorhub_p2p.protocol.zones.zones import Zones
 
 PEERS = 5
 MANGLED_SECONDS = 30.0

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensorhub_p2p.protocol.directory.owner import Refusal
+from tensorhub_p2p.protocol.directory.records import Refused, Registers
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId
 from tensorhub_p2p.protocol.machine import Event, Machine, Send
 from tensorhub_p2p.protocol.messages import Key, Register, Value, WholeMark
-from tensorhub_p2p.protocol.owner import Refusal
-from tensorhub_p2p.protocol.records import Refused, Registers
 
 Admit = Callable[[Key, dict[tuple[PeerId, str], Register], Register], "Refusal | None"]
 

@@ -16,8 +16,8 @@ from typing import Any
 from tensorhub_p2p.config import WireConfig
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event, Outbox
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.protocol.messages import Ack, Message, Ping
-from tensorhub_p2p.protocol.swim_events import Evidence
 from tensorhub_p2p.runtime.control import ControlThread
 from tensorhub_p2p.runtime.links import Links
 from tensorhub_p2p.runtime.monitor import Fact, LinkFact

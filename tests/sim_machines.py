@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event, Outbox
+from tensorhub_p2p.protocol.membership.swim_events import Evidence, Look
 from tensorhub_p2p.protocol.messages import Ack, Message, Ping
-from tensorhub_p2p.protocol.swim_events import Evidence, Look
 from tensorhub_p2p.sim.network import SimNetwork
 
 A, B, C, D = PeerId("a"), PeerId("b"), PeerId("c"), PeerId("d")

@@ -21,7 +21,7 @@ from tensorhub_p2p.errors import (
 )
 from tensorhub_p2p.protocol.identity import Generation, Group, Publication, Slot
 from tensorhub_p2p.protocol.messages import GenerationRecord
-from tensorhub_p2p.protocol.shard import ShardNode
+from tensorhub_p2p.protocol.shards.shard import ShardNode
 
 PACE = 0.25
 """Seconds that a worker computes between two verbs, about."""

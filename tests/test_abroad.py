@@ -12,6 +12,8 @@ from far_cluster import FAR, NEWS, FarCluster
 
 from tensorhub_p2p.config import AbroadConfig, Config, GroupConfig
 from tensorhub_p2p.errors import Timeout
+from tensorhub_p2p.protocol.abroad.remote_writes import FIRST_NUMBER
+from tensorhub_p2p.protocol.directory.records import holders_key, versions_key
 from tensorhub_p2p.protocol.envelope import WIRE_VERSION, Envelope, Undecodable, pack, unpack
 from tensorhub_p2p.protocol.identity import (
     NOBODY,
@@ -41,9 +43,7 @@ from tensorhub_p2p.protocol.messages import (
     ZoneChecked,
     ZoneGreeting,
 )
-from tensorhub_p2p.protocol.records import holders_key, versions_key
-from tensorhub_p2p.protocol.remote_writes import FIRST_NUMBER
-from tensorhub_p2p.protocol.verbs import HoldersChanged
+from tensorhub_p2p.protocol.shards.verbs import HoldersChanged
 from tensorhub_p2p.sim.network import Link
 
 CONFIG = AbroadConfig()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorhub_p2p.protocol.admission import CONFLICT, FENCED, WITHDRAWN, admit
+from tensorhub_p2p.protocol.directory.admission import CONFLICT, FENCED, WITHDRAWN, admit
+from tensorhub_p2p.protocol.directory.records import fence_name, group_key, versions_key
 from tensorhub_p2p.protocol.identity import (
     NOBODY,
     Generation,
@@ -23,7 +24,6 @@ from tensorhub_p2p.protocol.messages import (
     VersionRecord,
     WholeMark,
 )
-from tensorhub_p2p.protocol.records import fence_name, group_key, versions_key
 
 KEY = versions_key("policy")
 TRAINER, OTHER, ROLLOUT = (Group("policy", r) for r in ("trainer", "other", "rollout"))

@@ -8,12 +8,13 @@ from collections.abc import Collection
 import pytest
 
 from tensorhub_p2p.config import SwimConfig
-from tensorhub_p2p.protocol.anti_entropy import MAX_ANSWERS, SMALL_CLUSTER, AntiEntropy
 from tensorhub_p2p.protocol.envelope import pack
-from tensorhub_p2p.protocol.hints import Hints
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Outbox, Send, SendTo
-from tensorhub_p2p.protocol.members import PARTS, Members, MemberView, part_of
+from tensorhub_p2p.protocol.membership.anti_entropy import MAX_ANSWERS, SMALL_CLUSTER, AntiEntropy
+from tensorhub_p2p.protocol.membership.hints import Hints
+from tensorhub_p2p.protocol.membership.members import PARTS, Members, MemberView, part_of
+from tensorhub_p2p.protocol.membership.summaries import Summaries
 from tensorhub_p2p.protocol.messages import (
     Message,
     PushPull,
@@ -24,7 +25,6 @@ from tensorhub_p2p.protocol.messages import (
     ViewDigest,
     ZoneSummary,
 )
-from tensorhub_p2p.protocol.summaries import Summaries
 
 ALIVE, SUSPECT, UNRESPONSIVE, DEAD, LEFT = Status
 ME, ANN, BOB = (PeerId(name) for name in ("me", "ann", "bob"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tensorhub_p2p.protocol.arriving import MAX_NAMED, Arrival, Contact
-from tensorhub_p2p.protocol.greeting import (
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.messages import ZoneSummary
+from tensorhub_p2p.protocol.zones.arriving import MAX_NAMED, Arrival, Contact
+from tensorhub_p2p.protocol.zones.greeting import (
     CALLERS,
     CALLING_ZONES,
     HEARSAY,
@@ -11,8 +13,6 @@ from tensorhub_p2p.protocol.greeting import (
     REMEMBERED,
     Greeter,
 )
-from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.messages import ZoneSummary
 
 ALONE_AFTER, RETRY = 3.0, 0.5
 CONTACT = Contact("seed:1", PeerId("stranger"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tensorhub_p2p.config import AbroadConfig
-from tensorhub_p2p.protocol.asking import Asks, Found, Place
-from tensorhub_p2p.protocol.foreigners import Foreigners
+from tensorhub_p2p.protocol.abroad.asking import Asks, Found, Place
+from tensorhub_p2p.protocol.abroad.foreigners import Foreigners
+from tensorhub_p2p.protocol.abroad.speakers import Speakers
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.machine import Outbox, Send
 from tensorhub_p2p.protocol.messages import (
@@ -19,7 +20,6 @@ from tensorhub_p2p.protocol.messages import (
     ZoneAsk,
     ZoneSummary,
 )
-from tensorhub_p2p.protocol.speakers import Speakers
 
 ME = PeerId("me")
 KEY = Key("versions", "policy")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from tensorhub_p2p.config import ZonesConfig
-from tensorhub_p2p.protocol.authoring import Author
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.membership.summaries import MAX_MODELS, MAX_SUMMARY_BYTES, is_sound
 from tensorhub_p2p.protocol.messages import VersionHint, ZoneSummary
-from tensorhub_p2p.protocol.summaries import MAX_MODELS, MAX_SUMMARY_BYTES, is_sound
+from tensorhub_p2p.protocol.zones.authoring import Author
 
 CONFIG = ZonesConfig()
 

@@ -9,11 +9,12 @@ import pytest
 from registry import Registry
 
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.calls import CallAnswered, CallFailed, CallMember
-from tensorhub_p2p.protocol.claims import generation_of
-from tensorhub_p2p.protocol.group_part import TO_LEADER
+from tensorhub_p2p.protocol.groups.calls import CallAnswered, CallFailed, CallMember
+from tensorhub_p2p.protocol.groups.claims import generation_of
+from tensorhub_p2p.protocol.groups.group_part import TO_LEADER
+from tensorhub_p2p.protocol.groups.leading import CallLeader, LeaderState
+from tensorhub_p2p.protocol.groups.selection import Floor
 from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
-from tensorhub_p2p.protocol.leading import CallLeader, LeaderState
 from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
 from tensorhub_p2p.protocol.messages import (
     CallAsk,
@@ -26,7 +27,6 @@ from tensorhub_p2p.protocol.messages import (
     Message,
     Question,
 )
-from tensorhub_p2p.protocol.selection import Floor
 
 GROUP = Group("policy", "rollout")
 LATEST, FIVE, SIX = (Question("replicate", s) for s in ("latest", "5", "6"))

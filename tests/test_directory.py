@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorhub_p2p.config import DirectoryConfig
-from tensorhub_p2p.protocol.directory import (
+from tensorhub_p2p.protocol.directory.directory import (
     Admit,
     ReadDone,
     Refusal,
@@ -19,6 +19,8 @@ from tensorhub_p2p.protocol.directory import (
     WriteDone,
     WriteRefused,
 )
+from tensorhub_p2p.protocol.directory.registers import Cell, merge, prune_marks
+from tensorhub_p2p.protocol.directory.ring import owners_hash
 from tensorhub_p2p.protocol.identity import NO_GENERATION, NOBODY, Generation, PeerId, Publication
 from tensorhub_p2p.protocol.machine import Send
 from tensorhub_p2p.protocol.messages import (
@@ -29,8 +31,6 @@ from tensorhub_p2p.protocol.messages import (
     Register,
     WholeMark,
 )
-from tensorhub_p2p.protocol.registers import Cell, merge, prune_marks
-from tensorhub_p2p.protocol.ring import owners_hash
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

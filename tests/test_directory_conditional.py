@@ -8,8 +8,11 @@ import pytest
 from directory_cluster import KEY, Cluster, Peer, value
 
 from tensorhub_p2p.config import DirectoryConfig
-from tensorhub_p2p.protocol.admission import CONFLICT, FENCED, WITHDRAWN, admit
-from tensorhub_p2p.protocol.directory import WriteDone, WriteRefused
+from tensorhub_p2p.protocol.directory.admission import CONFLICT, FENCED, WITHDRAWN, admit
+from tensorhub_p2p.protocol.directory.directory import WriteDone, WriteRefused
+from tensorhub_p2p.protocol.directory.owner import Owner
+from tensorhub_p2p.protocol.directory.records import fence_name
+from tensorhub_p2p.protocol.directory.ring import Ring, owners_hash
 from tensorhub_p2p.protocol.identity import (
     NOBODY,
     Generation,
@@ -36,9 +39,6 @@ from tensorhub_p2p.protocol.messages import (
     VersionRecord,
     WholeMark,
 )
-from tensorhub_p2p.protocol.owner import Owner
-from tensorhub_p2p.protocol.records import fence_name
-from tensorhub_p2p.protocol.ring import Ring, owners_hash
 
 TRAINER = Group("policy", "trainer")
 G1, G2 = Generation(1, 7), Generation(2, 7)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorhub_p2p.config import DirectoryConfig
-from tensorhub_p2p.protocol.directory import ReadDone, RequestExpired, WriteDone
+from tensorhub_p2p.protocol.directory.directory import ReadDone, RequestExpired, WriteDone
 from tensorhub_p2p.protocol.messages import Key, Rumour, Status
 
 PULL_ONLY = DirectoryConfig(virtual_nodes=16, repair_interval=1e6, rewrite_jitter=1e6)

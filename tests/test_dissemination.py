@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_p2p.protocol.dissemination import Dissemination, retransmit_limit
+from tensorhub_p2p.protocol.membership.dissemination import Dissemination, retransmit_limit
 
 LOTS = 10_000
 

@@ -8,8 +8,9 @@ import pytest
 from registry import Registry
 
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.claims import generation_of
-from tensorhub_p2p.protocol.election import (
+from tensorhub_p2p.protocol.directory.records import fence_name, group_key, versions_key
+from tensorhub_p2p.protocol.groups.claims import generation_of
+from tensorhub_p2p.protocol.groups.election import (
     Election,
     ElectionState,
     GenerationBroken,
@@ -29,7 +30,6 @@ from tensorhub_p2p.protocol.messages import (
     Vote,
     WholeMark,
 )
-from tensorhub_p2p.protocol.records import fence_name, group_key, versions_key
 
 GROUP = Group("policy", "rollout")
 KEY, VERSIONS = group_key(GROUP), versions_key("policy")

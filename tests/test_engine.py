@@ -27,9 +27,9 @@ from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Send
 from tensorhub_p2p.protocol.messages import Endpoint, Message, Phase
-from tensorhub_p2p.protocol.serving import ShardServer
-from tensorhub_p2p.protocol.sources import SourceId
-from tensorhub_p2p.protocol.verbs import Holder, HoldersChanged
+from tensorhub_p2p.protocol.pulls.sources import SourceId
+from tensorhub_p2p.protocol.shards.serving import ShardServer
+from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
 from tensorhub_p2p.transfer.digest import digest
 from tensorhub_p2p.transfer.engine import Hooks, ShardPull
 from tensorhub_p2p.transfer.memory import Region

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_p2p.config import ZonesConfig
-from tensorhub_p2p.protocol.gateways import (
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.membership.members import MemberView
+from tensorhub_p2p.protocol.messages import Status
+from tensorhub_p2p.protocol.zones.gateways import (
     KEPT,
     KEPT_OLDEST,
     TOO_FEW,
@@ -18,10 +21,7 @@ from tensorhub_p2p.protocol.gateways import (
     choose,
     weight,
 )
-from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.line import CHANGES_SETTLE, Line
-from tensorhub_p2p.protocol.members import MemberView
-from tensorhub_p2p.protocol.messages import Status
+from tensorhub_p2p.protocol.zones.line import CHANGES_SETTLE, Line
 
 ZONE = "east"
 PEERS = [PeerId(f"peer-{i}") for i in range(300)]

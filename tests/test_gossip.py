@@ -7,12 +7,13 @@ import random
 import pytest
 
 from tensorhub_p2p.config import SwimConfig
-from tensorhub_p2p.protocol.dissemination import Dissemination, retransmit_limit
-from tensorhub_p2p.protocol.gossip import Gossiper
-from tensorhub_p2p.protocol.hints import Hints
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Outbox, Send
-from tensorhub_p2p.protocol.members import Members, MemberView
+from tensorhub_p2p.protocol.membership.dissemination import Dissemination, retransmit_limit
+from tensorhub_p2p.protocol.membership.gossip import Gossiper
+from tensorhub_p2p.protocol.membership.hints import Hints
+from tensorhub_p2p.protocol.membership.members import Members, MemberView
+from tensorhub_p2p.protocol.membership.summaries import Summaries
 from tensorhub_p2p.protocol.messages import (
     Ack,
     Gossip,
@@ -23,7 +24,6 @@ from tensorhub_p2p.protocol.messages import (
     VersionHint,
     ZoneSummary,
 )
-from tensorhub_p2p.protocol.summaries import Summaries
 
 ALIVE, SUSPECT, UNRESPONSIVE, DEAD, LEFT = Status
 ME, ANN, BOB, CID, DAN, EVE = (PeerId(n) for n in ("me", "ann", "bob", "cid", "dan", "eve"))

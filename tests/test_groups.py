@@ -17,7 +17,9 @@ from tensorhub_p2p.errors import (
     Timeout,
     VersionConflict,
 )
-from tensorhub_p2p.protocol.directory import KeyChanged
+from tensorhub_p2p.protocol.directory.directory import KeyChanged
+from tensorhub_p2p.protocol.directory.records import fence_name, versions_key
+from tensorhub_p2p.protocol.groups.selection import newer_than
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Slot
 from tensorhub_p2p.protocol.machine import Output, Send
 from tensorhub_p2p.protocol.messages import (
@@ -29,9 +31,7 @@ from tensorhub_p2p.protocol.messages import (
     Propose,
     Question,
 )
-from tensorhub_p2p.protocol.records import fence_name, versions_key
-from tensorhub_p2p.protocol.selection import newer_than
-from tensorhub_p2p.protocol.verbs import PublicationLost
+from tensorhub_p2p.protocol.shards.verbs import PublicationLost
 
 T = [Slot(TRAINER, 0), Slot(TRAINER, 1)]
 R = [Slot(ROLLOUT, 0), Slot(ROLLOUT, 1)]

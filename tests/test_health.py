@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_p2p.protocol.health import LocalHealth
+from tensorhub_p2p.protocol.membership.health import LocalHealth
 
 
 def test_a_healthy_peer_stretches_nothing() -> None:

@@ -7,13 +7,13 @@ import random
 from registry import Registry
 
 from tensorhub_p2p.config import DirectoryConfig
-from tensorhub_p2p.protocol.directory import Directory
+from tensorhub_p2p.protocol.directory.directory import Directory
+from tensorhub_p2p.protocol.directory.inquiry import Inquiry
+from tensorhub_p2p.protocol.directory.owner import admit_all
+from tensorhub_p2p.protocol.directory.pending import PendingRecords
+from tensorhub_p2p.protocol.directory.records import Refused, Registers
 from tensorhub_p2p.protocol.identity import PeerId
-from tensorhub_p2p.protocol.inquiry import Inquiry
 from tensorhub_p2p.protocol.messages import Key, Register, SlotClaim
-from tensorhub_p2p.protocol.owner import admit_all
-from tensorhub_p2p.protocol.pending import PendingRecords
-from tensorhub_p2p.protocol.records import Refused, Registers
 
 ME = PeerId("0" * 16)
 KEY = Key("group", "policy", "rollout")

@@ -8,16 +8,16 @@ from collections import Counter
 import pytest
 
 from tensorhub_p2p.config import SwimConfig
-from tensorhub_p2p.protocol.health import LocalHealth
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.judging import DEAF_INTERVALS, ENOUGH_TO_DOUBT, Judge
 from tensorhub_p2p.protocol.machine import Outbox
-from tensorhub_p2p.protocol.members import Members
+from tensorhub_p2p.protocol.membership.health import LocalHealth
+from tensorhub_p2p.protocol.membership.judging import DEAF_INTERVALS, ENOUGH_TO_DOUBT, Judge
+from tensorhub_p2p.protocol.membership.members import Members
+from tensorhub_p2p.protocol.membership.opinions import Opinions
+from tensorhub_p2p.protocol.membership.probing import Prober, Silence
+from tensorhub_p2p.protocol.membership.suspicion import HOLD
+from tensorhub_p2p.protocol.membership.swim_events import Evidence, Unheard
 from tensorhub_p2p.protocol.messages import Rumour, Status
-from tensorhub_p2p.protocol.opinions import Opinions
-from tensorhub_p2p.protocol.probing import Prober, Silence
-from tensorhub_p2p.protocol.suspicion import HOLD
-from tensorhub_p2p.protocol.swim_events import Evidence, Unheard
 
 ALIVE, SUSPECT, UNRESPONSIVE, DEAD, LEFT = Status
 GREETED, ACCEPTED = Evidence.GREETED, Evidence.ACCEPTED

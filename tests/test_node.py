@@ -5,13 +5,13 @@ from __future__ import annotations
 from cluster import LAYOUT, ROLLOUT, TRAINER, Cluster
 
 from tensorhub_p2p.errors import StateError
-from tensorhub_p2p.protocol.directory import KeyChanged
+from tensorhub_p2p.protocol.directory.directory import KeyChanged
+from tensorhub_p2p.protocol.directory.records import holders_key
 from tensorhub_p2p.protocol.identity import Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Send
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.protocol.messages import DirectoryRead, Message, Ping, PullHello
-from tensorhub_p2p.protocol.records import holders_key
-from tensorhub_p2p.protocol.swim_events import Evidence
-from tensorhub_p2p.protocol.verbs import HoldersChanged
+from tensorhub_p2p.protocol.shards.verbs import HoldersChanged
 
 ALONE = Group("policy", "alone")
 S = Slot(ALONE, 0)

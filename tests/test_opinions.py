@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_p2p.config import SwimConfig
-from tensorhub_p2p.protocol.health import LocalHealth
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event, Outbox
-from tensorhub_p2p.protocol.members import Members, MemberView
+from tensorhub_p2p.protocol.membership.health import LocalHealth
+from tensorhub_p2p.protocol.membership.members import Members, MemberView
+from tensorhub_p2p.protocol.membership.opinions import MAX_INCARNATION, Opinions
+from tensorhub_p2p.protocol.membership.swim_events import MemberChanged, Refuted, WasAbsent
 from tensorhub_p2p.protocol.messages import Rumour, Status
-from tensorhub_p2p.protocol.opinions import MAX_INCARNATION, Opinions
-from tensorhub_p2p.protocol.swim_events import MemberChanged, Refuted, WasAbsent
 
 ALIVE, SUSPECT, UNRESPONSIVE, DEAD, LEFT = Status
 ME, ANN, BOB, CID = (PeerId(name) for name in ("me", "ann", "bob", "cid"))

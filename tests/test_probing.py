@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_p2p.config import SwimConfig
-from tensorhub_p2p.protocol.health import LocalHealth
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.members import Members, MemberView
+from tensorhub_p2p.protocol.membership.health import LocalHealth
+from tensorhub_p2p.protocol.membership.members import Members, MemberView
+from tensorhub_p2p.protocol.membership.probing import (
+    MAX_URGENT,
+    NACK_SHARE,
+    ProbeOrder,
+    Prober,
+    Silence,
+)
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.protocol.messages import Ack, Message, Nack, Ping, PingRequest, Status
-from tensorhub_p2p.protocol.probing import MAX_URGENT, NACK_SHARE, ProbeOrder, Prober, Silence
-from tensorhub_p2p.protocol.swim_events import Evidence
 
 CONFIG = SwimConfig()
 SICK, ANN, BOB, CID, DAN = (PeerId(name) for name in ("sick", "ann", "bob", "cid", "dan"))

@@ -8,7 +8,9 @@ import pytest
 from registry import Admit, Registry
 
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.admission import FENCED, WITHDRAWN, admit
+from tensorhub_p2p.protocol.directory.admission import FENCED, WITHDRAWN, admit
+from tensorhub_p2p.protocol.directory.owner import Refusal
+from tensorhub_p2p.protocol.directory.records import fence_name, holders_key, versions_key
 from tensorhub_p2p.protocol.identity import (
     NOBODY,
     Generation,
@@ -29,8 +31,7 @@ from tensorhub_p2p.protocol.messages import (
     VersionRecord,
     WholeMark,
 )
-from tensorhub_p2p.protocol.owner import Refusal
-from tensorhub_p2p.protocol.publishing import (
+from tensorhub_p2p.protocol.shards.publishing import (
     Aborted,
     Announced,
     Conflicts,
@@ -40,7 +41,6 @@ from tensorhub_p2p.protocol.publishing import (
     RefState,
     Whole,
 )
-from tensorhub_p2p.protocol.records import fence_name, holders_key, versions_key
 
 TRAINER, ROLLOUT = Group("policy", "trainer"), Group("policy", "rollout")
 KEY = versions_key("policy")

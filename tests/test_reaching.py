@@ -8,7 +8,7 @@ from itertools import pairwise
 from tensorhub_p2p.config import WIDE_AREA
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.messages import ZoneSummary
-from tensorhub_p2p.protocol.reaching import MAX_CALLS, MAX_REMEMBERED, Pacing, Rounds
+from tensorhub_p2p.protocol.zones.reaching import MAX_CALLS, MAX_REMEMBERED, Pacing, Rounds
 
 
 def peer(name: str, zone: str = "west") -> PeerInfo:

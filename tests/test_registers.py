@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tensorhub_p2p.protocol.directory.registers import Cell, merge, prune_pins
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication
 from tensorhub_p2p.protocol.messages import Pin, Register, Value
-from tensorhub_p2p.protocol.registers import Cell, merge, prune_pins
 
 WHAT = Publication(0, 1, "trainer", Generation(1, 1))
 PIN = Pin(WHAT, Group("policy", "rollout"), Generation(1, 1), 1)

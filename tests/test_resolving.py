@@ -6,7 +6,11 @@ import pytest
 from registry import Registry, admit_all
 
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.admission import WITHDRAWN
+from tensorhub_p2p.protocol.directory.admission import WITHDRAWN
+from tensorhub_p2p.protocol.directory.owner import Refusal
+from tensorhub_p2p.protocol.directory.records import versions_key
+from tensorhub_p2p.protocol.groups.resolving import DirectoryResolver, ResolverState
+from tensorhub_p2p.protocol.groups.selection import NO_FLOOR
 from tensorhub_p2p.protocol.identity import (
     NOBODY,
     Generation,
@@ -23,11 +27,7 @@ from tensorhub_p2p.protocol.messages import (
     VersionRecord,
     WholeMark,
 )
-from tensorhub_p2p.protocol.owner import Refusal
-from tensorhub_p2p.protocol.publishing import Held, Hidden, References, RefState
-from tensorhub_p2p.protocol.records import versions_key
-from tensorhub_p2p.protocol.resolving import DirectoryResolver, ResolverState
-from tensorhub_p2p.protocol.selection import NO_FLOOR
+from tensorhub_p2p.protocol.shards.publishing import Held, Hidden, References, RefState
 
 GENERATION = Generation(1, 7)
 LATEST = Question("replicate", "latest")

@@ -5,9 +5,9 @@ import timeit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorhub_p2p.protocol.directory.ring import Ring, majority, owners_hash
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.messages import Key
-from tensorhub_p2p.protocol.ring import Ring, majority, owners_hash
 
 members = st.sets(st.integers(0, 10_000), min_size=1, max_size=12).map(
     lambda numbers: [PeerId(f"{n:016x}") for n in sorted(numbers)]

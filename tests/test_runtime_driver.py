@@ -10,7 +10,7 @@ from runtime_echo import eventually
 
 import tensorhub_p2p as th
 from tensorhub_p2p.protocol.identity import PeerId
-from tensorhub_p2p.protocol.swim_events import Unheard
+from tensorhub_p2p.protocol.membership.swim_events import Unheard
 from tensorhub_p2p.runtime.driver import UNHEARD_COUNT
 
 

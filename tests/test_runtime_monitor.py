@@ -13,7 +13,7 @@ from runtime_echo import PATIENCE, EchoPeer, deaf_address, free_port
 
 from tensorhub_p2p.config import WireConfig
 from tensorhub_p2p.protocol.identity import PeerInfo
-from tensorhub_p2p.protocol.swim_events import Evidence
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.runtime.monitor import Fact, Link, LinkFact, LinkState, advance
 
 SECRET, OTHER = "a secret that is long enough", "another secret of good length"

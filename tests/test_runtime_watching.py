@@ -16,7 +16,7 @@ from runtime_echo import PATIENCE, deaf_address, free_port
 
 from tensorhub_p2p.config import WireConfig
 from tensorhub_p2p.protocol.identity import PeerId
-from tensorhub_p2p.protocol.swim_events import Evidence
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.runtime.doubts import Doubts
 from tensorhub_p2p.runtime.routes import Routes
 from tensorhub_p2p.runtime.security import curve_keys, secure

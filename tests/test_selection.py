@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_p2p.protocol.identity import NOBODY, Generation, Group, PeerId, Publication, Slot
-from tensorhub_p2p.protocol.messages import Phase, Question, Register, VersionRecord, WholeMark
-from tensorhub_p2p.protocol.selection import (
+from tensorhub_p2p.protocol.groups.selection import (
     NO_FLOOR,
     BadSelector,
     describe,
@@ -17,6 +15,8 @@ from tensorhub_p2p.protocol.selection import (
     select,
     selector_of,
 )
+from tensorhub_p2p.protocol.identity import NOBODY, Generation, Group, PeerId, Publication, Slot
+from tensorhub_p2p.protocol.messages import Phase, Question, Register, VersionRecord, WholeMark
 
 GENERATION = Generation(1, 7)
 

@@ -11,10 +11,10 @@ import pytest
 
 from tensorhub_p2p.config import Config, SwimConfig
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.members import MemberView
+from tensorhub_p2p.protocol.membership.members import MemberView
+from tensorhub_p2p.protocol.membership.swim import Swim
+from tensorhub_p2p.protocol.membership.swim_events import Evidence, MemberChanged
 from tensorhub_p2p.protocol.messages import Ack, Message, Nack, Ping, Rumour, Status
-from tensorhub_p2p.protocol.swim import Swim
-from tensorhub_p2p.protocol.swim_events import Evidence, MemberChanged
 from tensorhub_p2p.sim.checks import (
     EVERY_RUN,
     Bounded,

@@ -6,7 +6,7 @@ import pytest
 
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.messages import Status
-from tensorhub_p2p.protocol.zones import Zones
+from tensorhub_p2p.protocol.zones.zones import Zones
 from tensorhub_p2p.sim.link import Link
 from tensorhub_p2p.sim.membership import LAN, MEMBERLIST, MembershipSim
 from tensorhub_p2p.sim.record import percentile

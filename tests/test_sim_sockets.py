@@ -8,9 +8,9 @@ import pytest
 from sim_machines import A, B, C, D, Pinger, Watcher
 
 from tensorhub_p2p.protocol.identity import PeerInfo
-from tensorhub_p2p.protocol.members import MemberView
+from tensorhub_p2p.protocol.membership.members import MemberView
+from tensorhub_p2p.protocol.membership.swim_events import Evidence, MemberChanged
 from tensorhub_p2p.protocol.messages import Ping, Status
-from tensorhub_p2p.protocol.swim_events import Evidence, MemberChanged
 from tensorhub_p2p.sim.link import Link
 from tensorhub_p2p.sim.network import SimNetwork
 

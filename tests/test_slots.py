@@ -8,11 +8,11 @@ import pytest
 from registry import Registry
 
 from tensorhub_p2p.config import GroupConfig
+from tensorhub_p2p.protocol.directory.records import group_key
+from tensorhub_p2p.protocol.groups.slots import SlotClaimer, SlotEstablished, SlotLost, SlotState
 from tensorhub_p2p.protocol.identity import Group, PeerId, Slot
 from tensorhub_p2p.protocol.machine import Send
 from tensorhub_p2p.protocol.messages import Register, SlotAnswer, SlotChallenge, SlotClaim
-from tensorhub_p2p.protocol.records import group_key
-from tensorhub_p2p.protocol.slots import SlotClaimer, SlotEstablished, SlotLost, SlotState
 
 GROUP = Group("policy", "rollout")
 SLOT = Slot(GROUP, 0)

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.messages import VersionHint, ZoneSummary
-from tensorhub_p2p.protocol.summaries import (
+from tensorhub_p2p.protocol.membership.summaries import (
     MAX_COUNTER,
     MAX_GATEWAYS,
     MAX_MODELS,
     MAX_SUMMARY_BYTES,
     Summaries,
 )
+from tensorhub_p2p.protocol.messages import VersionHint, ZoneSummary
 
 LOTS = 1_000_000
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId
-from tensorhub_p2p.protocol.suspicion import HOLD, Suspicions, timeout
+from tensorhub_p2p.protocol.membership.suspicion import HOLD, Suspicions, timeout
 
 SICK = PeerId("sick")
 

@@ -31,8 +31,8 @@ from tensorhub_p2p.protocol.messages import (
     PullProgress,
     PullUpdate,
 )
-from tensorhub_p2p.protocol.picking import any_of, rarest, rarity_levels, some_of
-from tensorhub_p2p.protocol.pull_events import (
+from tensorhub_p2p.protocol.pulls.picking import any_of, rarest, rarity_levels, some_of
+from tensorhub_p2p.protocol.pulls.pull_events import (
     ChunkHeld,
     ChunkRevoked,
     Completed,
@@ -44,9 +44,9 @@ from tensorhub_p2p.protocol.pull_events import (
     SourceLost,
     Starved,
 )
-from tensorhub_p2p.protocol.serving import DigestsWanted, ShardServer
-from tensorhub_p2p.protocol.sources import Candidate, Fault, SourceId, SourceState
-from tensorhub_p2p.protocol.swarm import Swarm
+from tensorhub_p2p.protocol.pulls.sources import Candidate, Fault, SourceId, SourceState
+from tensorhub_p2p.protocol.pulls.swarm import Swarm
+from tensorhub_p2p.protocol.shards.serving import DigestsWanted, ShardServer
 
 PUBLICATION = Publication(0, 7, "trainer", Generation(1, 1))
 CONFIG = PullConfig()

@@ -13,6 +13,16 @@ from hypothesis import strategies as st
 from tensorhub_p2p.config import ConfigError, SwimConfig
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event, Output, Send, SendTo
+from tensorhub_p2p.protocol.membership.opinions import MAX_INCARNATION
+from tensorhub_p2p.protocol.membership.swim import Swim
+from tensorhub_p2p.protocol.membership.swim_events import (
+    Joined,
+    MemberChanged,
+    MemberForgotten,
+    NewerVersion,
+    Refuted,
+    WasAbsent,
+)
 from tensorhub_p2p.protocol.messages import (
     Ack,
     DirectoryWritten,
@@ -28,16 +38,6 @@ from tensorhub_p2p.protocol.messages import (
     VersionHint,
     ViewDigest,
     ZoneSummary,
-)
-from tensorhub_p2p.protocol.opinions import MAX_INCARNATION
-from tensorhub_p2p.protocol.swim import Swim
-from tensorhub_p2p.protocol.swim_events import (
-    Joined,
-    MemberChanged,
-    MemberForgotten,
-    NewerVersion,
-    Refuted,
-    WasAbsent,
 )
 
 ME, FRIEND, OTHER, THIRD = (PeerId(name) for name in ("me", "friend", "other", "third"))

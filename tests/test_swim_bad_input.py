@@ -29,7 +29,10 @@ from tensorhub_p2p.protocol.envelope import (
 )
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event, Send
-from tensorhub_p2p.protocol.members import PARTS
+from tensorhub_p2p.protocol.membership.members import PARTS
+from tensorhub_p2p.protocol.membership.opinions import MAX_INCARNATION
+from tensorhub_p2p.protocol.membership.swim import Swim
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.protocol.messages import (
     Ack,
     Gossip,
@@ -47,11 +50,8 @@ from tensorhub_p2p.protocol.messages import (
     ZoneGreeting,
     ZoneSummary,
 )
-from tensorhub_p2p.protocol.opinions import MAX_INCARNATION
-from tensorhub_p2p.protocol.swim import Swim
-from tensorhub_p2p.protocol.swim_events import Evidence
-from tensorhub_p2p.protocol.wide_area import unwrap, wrap
-from tensorhub_p2p.protocol.zones import Zones
+from tensorhub_p2p.protocol.zones.wide_area import unwrap, wrap
+from tensorhub_p2p.protocol.zones.zones import Zones
 
 ME, FRIEND, OTHER, STRANGER = (PeerId(name) for name in ("me", "friend", "other", "stranger"))
 ALIVE, SUSPECT, UNRESPONSIVE, DEAD, LEFT = Status

@@ -9,9 +9,8 @@ import pytest
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event
-from tensorhub_p2p.protocol.messages import Status
-from tensorhub_p2p.protocol.swim import Swim
-from tensorhub_p2p.protocol.swim_events import (
+from tensorhub_p2p.protocol.membership.swim import Swim
+from tensorhub_p2p.protocol.membership.swim_events import (
     Evidence,
     Joined,
     Left,
@@ -20,6 +19,7 @@ from tensorhub_p2p.protocol.swim_events import (
     Refuted,
     SeedIsSelf,
 )
+from tensorhub_p2p.protocol.messages import Status
 from tensorhub_p2p.sim.network import Link, SimNetwork
 
 SEEDS = range(3)

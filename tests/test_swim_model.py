@@ -27,9 +27,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.envelope import pack
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
-from tensorhub_p2p.protocol.judging import DEAF_INTERVALS, ENOUGH_TO_DOUBT
 from tensorhub_p2p.protocol.machine import Send
-from tensorhub_p2p.protocol.members import PARTS, Rank, fingerprint, part_of
+from tensorhub_p2p.protocol.membership.judging import DEAF_INTERVALS, ENOUGH_TO_DOUBT
+from tensorhub_p2p.protocol.membership.members import PARTS, Rank, fingerprint, part_of
+from tensorhub_p2p.protocol.membership.opinions import MAX_INCARNATION
+from tensorhub_p2p.protocol.membership.suspicion import HOLD
+from tensorhub_p2p.protocol.membership.swim import Swim
+from tensorhub_p2p.protocol.membership.swim_events import Evidence, MemberChanged, Refuted
 from tensorhub_p2p.protocol.messages import (
     Ack,
     Gossip,
@@ -42,10 +46,6 @@ from tensorhub_p2p.protocol.messages import (
     Rumour,
     Status,
 )
-from tensorhub_p2p.protocol.opinions import MAX_INCARNATION
-from tensorhub_p2p.protocol.suspicion import HOLD
-from tensorhub_p2p.protocol.swim import Swim
-from tensorhub_p2p.protocol.swim_events import Evidence, MemberChanged, Refuted
 
 ALIVE, SUSPECT, UNRESPONSIVE, DEAD, LEFT = Status
 GONE = (DEAD, LEFT)

@@ -44,6 +44,20 @@ from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.envelope import Envelope, encode, open_envelope, pack, unpack
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event, Send
+from tensorhub_p2p.protocol.membership.swim import Swim
+from tensorhub_p2p.protocol.membership.swim_events import (
+    Evidence,
+    Joined,
+    Left,
+    Look,
+    MemberChanged,
+    MemberForgotten,
+    NewerVersion,
+    Refuted,
+    SeedIsSelf,
+    Unheard,
+    WasAbsent,
+)
 from tensorhub_p2p.protocol.messages import (
     Ack,
     Gossip,
@@ -56,20 +70,6 @@ from tensorhub_p2p.protocol.messages import (
     Rumour,
     Status,
     ViewDigest,
-)
-from tensorhub_p2p.protocol.swim import Swim
-from tensorhub_p2p.protocol.swim_events import (
-    Evidence,
-    Joined,
-    Left,
-    Look,
-    MemberChanged,
-    MemberForgotten,
-    NewerVersion,
-    Refuted,
-    SeedIsSelf,
-    Unheard,
-    WasAbsent,
 )
 
 CONFIG = SwimConfig(

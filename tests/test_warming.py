@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tensorhub_p2p.protocol.directory.ring import Ring
+from tensorhub_p2p.protocol.directory.warming import MAX_SETS, Debts, Past
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.messages import Key
-from tensorhub_p2p.protocol.ring import Ring
-from tensorhub_p2p.protocol.warming import MAX_SETS, Debts, Past
 
 A, B, C, D, E, F = (PeerId(name) for name in "ABCDEF")
 

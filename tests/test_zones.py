@@ -14,6 +14,17 @@ from tensorhub_p2p.config import Config
 from tensorhub_p2p.protocol.envelope import pack
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Send, SendTo
+from tensorhub_p2p.protocol.membership.swim_events import (
+    Evidence,
+    Joined,
+    Left,
+    MemberChanged,
+    NewerVersion,
+    Refuted,
+    SeedIsSelf,
+    WasAbsent,
+    ZoneNews,
+)
 from tensorhub_p2p.protocol.messages import (
     Gossip,
     Message,
@@ -26,19 +37,8 @@ from tensorhub_p2p.protocol.messages import (
     ZoneGreeting,
     ZoneSummary,
 )
-from tensorhub_p2p.protocol.swim_events import (
-    Evidence,
-    Joined,
-    Left,
-    MemberChanged,
-    NewerVersion,
-    Refuted,
-    SeedIsSelf,
-    WasAbsent,
-    ZoneNews,
-)
-from tensorhub_p2p.protocol.wide_area import WRAPPED, unwrap, wrap
-from tensorhub_p2p.protocol.zones import FIRST_VIEW, GatewayChanged, Zones
+from tensorhub_p2p.protocol.zones.wide_area import WRAPPED, unwrap, wrap
+from tensorhub_p2p.protocol.zones.zones import FIRST_VIEW, GatewayChanged, Zones
 from tensorhub_p2p.sim.link import Link
 
 SEEDS = range(3)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from tensorhub_p2p.config import Config
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event
-from tensorhub_p2p.protocol.members import GONE
+from tensorhub_p2p.protocol.membership.members import GONE
+from tensorhub_p2p.protocol.membership.swim_events import MemberChanged
 from tensorhub_p2p.protocol.messages import ZoneSummary
-from tensorhub_p2p.protocol.swim_events import MemberChanged
-from tensorhub_p2p.protocol.zones import Zones
+from tensorhub_p2p.protocol.zones.zones import Zones
 from tensorhub_p2p.sim import weather
 from tensorhub_p2p.sim.link import Link
 from tensorhub_p2p.sim.network import SimNetwork

@@ -21,16 +21,23 @@ from collections.abc import Sequence
 
 from tensorhub_p2p.config import Config
 from tensorhub_p2p.errors import StateError, TensorHubError
-from tensorhub_p2p.protocol.abroad import Abroad
-from tensorhub_p2p.protocol.admission import admit
-from tensorhub_p2p.protocol.claims import left
-from tensorhub_p2p.protocol.directory import Directory, ViewLearnt
-from tensorhub_p2p.protocol.following import Following
+from tensorhub_p2p.protocol.abroad.abroad import Abroad
+from tensorhub_p2p.protocol.directory.admission import admit
+from tensorhub_p2p.protocol.directory.directory import Directory, ViewLearnt
+from tensorhub_p2p.protocol.directory.pending import PendingRecords
+from tensorhub_p2p.protocol.groups.claims import left
 from tensorhub_p2p.protocol.identity import Group, PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
-from tensorhub_p2p.protocol.lookup import Lookups
 from tensorhub_p2p.protocol.machine import Event, Outbox, Output, Send, SendTo, earliest
-from tensorhub_p2p.protocol.members import GONE
+from tensorhub_p2p.protocol.membership.members import GONE
+from tensorhub_p2p.protocol.membership.swim_events import (
+    Evidence,
+    MemberChanged,
+    MemberForgotten,
+    Refuted,
+    WasAbsent,
+    ZoneNews,
+)
 from tensorhub_p2p.protocol.messages import (
     DirectoryMessage,
     Endpoint,
@@ -53,24 +60,17 @@ from tensorhub_p2p.protocol.messages import (
     Vote,
     ZoneGreeting,
 )
-from tensorhub_p2p.protocol.pending import PendingRecords
-from tensorhub_p2p.protocol.publishing import Whole
-from tensorhub_p2p.protocol.shard import ShardNode
-from tensorhub_p2p.protocol.swim_events import (
-    Evidence,
-    MemberChanged,
-    MemberForgotten,
-    Refuted,
-    WasAbsent,
-    ZoneNews,
-)
-from tensorhub_p2p.protocol.verbs import (
+from tensorhub_p2p.protocol.shards.following import Following
+from tensorhub_p2p.protocol.shards.lookup import Lookups
+from tensorhub_p2p.protocol.shards.publishing import Whole
+from tensorhub_p2p.protocol.shards.shard import ShardNode
+from tensorhub_p2p.protocol.shards.verbs import (
     Answer,
     Failed,
     PullMessage,
     VerbId,
 )
-from tensorhub_p2p.protocol.zones import Zones
+from tensorhub_p2p.protocol.zones.zones import Zones
 
 FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, SlotAnswer)
 """Messages that name the slot that they are for; those of groups name group and shard."""

@@ -37,8 +37,8 @@ import zmq
 from tensorhub_p2p.errors import PeerClosed
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event, Machine, Send, SendTo, earliest
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.protocol.messages import Message
-from tensorhub_p2p.protocol.swim_events import Evidence
 from tensorhub_p2p.runtime.forkguard import ForkGuard
 from tensorhub_p2p.runtime.links import Links
 from tensorhub_p2p.runtime.monitor import LinkFact

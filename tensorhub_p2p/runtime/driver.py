@@ -25,10 +25,7 @@ from typing import Any
 from tensorhub_p2p.config import Config
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event
-from tensorhub_p2p.protocol.messages import Message
-from tensorhub_p2p.protocol.node import Node
-from tensorhub_p2p.protocol.serving import DigestsWanted
-from tensorhub_p2p.protocol.swim_events import (
+from tensorhub_p2p.protocol.membership.swim_events import (
     Joined,
     Look,
     MemberChanged,
@@ -36,7 +33,10 @@ from tensorhub_p2p.protocol.swim_events import (
     SeedIsSelf,
     Unheard,
 )
-from tensorhub_p2p.protocol.verbs import (
+from tensorhub_p2p.protocol.messages import Message
+from tensorhub_p2p.protocol.node import Node
+from tensorhub_p2p.protocol.shards.serving import DigestsWanted
+from tensorhub_p2p.protocol.shards.verbs import (
     Done,
     Failed,
     HoldersChanged,

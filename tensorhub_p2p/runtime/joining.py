@@ -7,7 +7,7 @@
     a seed refuses the handshake `HANDSHAKES_REFUSED` times in a row   AuthenticationError
     none of it by the deadline  JoinError, with what was seen at each seed
 
-Seeds stay a way back for the peer's whole life (protocol/seeds.py).
+Seeds stay a way back for the peer's whole life (protocol/membership/seeds.py).
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ from tensorhub_p2p.protocol.envelope import (
 )
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import earliest
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.protocol.messages import Message
-from tensorhub_p2p.protocol.swim_events import Evidence
 from tensorhub_p2p.runtime.addresses import Address, AddressError, advertised, check_bind, parse
 from tensorhub_p2p.runtime.book import AddressBook, Lookup
 from tensorhub_p2p.runtime.doubts import Doubts

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from tensorhub_p2p.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Slot
-from tensorhub_p2p.protocol.sources import SourceId
-from tensorhub_p2p.protocol.verbs import Answer
+from tensorhub_p2p.protocol.pulls.sources import SourceId
+from tensorhub_p2p.protocol.shards.verbs import Answer
 from tensorhub_p2p.results import Pull, SourceReport
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported

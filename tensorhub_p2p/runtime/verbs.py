@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from tensorhub_p2p.errors import PeerClosed
-from tensorhub_p2p.protocol.verbs import Done, Failed, VerbId
+from tensorhub_p2p.protocol.shards.verbs import Done, Failed, VerbId
 
 Start = Callable[[float, VerbId, float], None]
 """`start(now, number, deadline)` on the control thread."""

@@ -48,7 +48,7 @@ import zmq
 from tensorhub_p2p.config import WireConfig
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import earliest
-from tensorhub_p2p.protocol.swim_events import Evidence
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.runtime.addresses import parse
 from tensorhub_p2p.runtime.doubts import Doubts
 from tensorhub_p2p.runtime.looking import Looker, Seen, Sight

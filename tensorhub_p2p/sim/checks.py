@@ -26,9 +26,9 @@ from collections.abc import Callable
 from tensorhub_p2p.protocol.envelope import MAX_MESSAGE_BYTES
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event
-from tensorhub_p2p.protocol.members import GONE, MemberView
+from tensorhub_p2p.protocol.membership.members import GONE, MemberView
+from tensorhub_p2p.protocol.membership.swim_events import MemberChanged, MemberForgotten
 from tensorhub_p2p.protocol.messages import Status
-from tensorhub_p2p.protocol.swim_events import MemberChanged, MemberForgotten
 from tensorhub_p2p.sim.host import Host, State
 from tensorhub_p2p.sim.membership import MembershipSim
 from tensorhub_p2p.sim.record import FalseDeath

@@ -21,7 +21,7 @@ from enum import Enum
 
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Machine
-from tensorhub_p2p.protocol.swim_events import Evidence
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 
 
 class State(Enum):

@@ -27,14 +27,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, cast
 
 from tensorhub_p2p.config import Config, SwimConfig
-from tensorhub_p2p.protocol.gateways import Candidate, choose
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event, Machine
-from tensorhub_p2p.protocol.members import MemberView
+from tensorhub_p2p.protocol.membership.members import MemberView
+from tensorhub_p2p.protocol.membership.swim import Swim
+from tensorhub_p2p.protocol.membership.swim_events import MemberChanged, NewerVersion
 from tensorhub_p2p.protocol.messages import Status, ZoneSummary
-from tensorhub_p2p.protocol.swim import Swim
-from tensorhub_p2p.protocol.swim_events import MemberChanged, NewerVersion
-from tensorhub_p2p.protocol.zones import Zones
+from tensorhub_p2p.protocol.zones.gateways import Candidate, choose
+from tensorhub_p2p.protocol.zones.zones import Zones
 from tensorhub_p2p.sim.collector import at_rest
 from tensorhub_p2p.sim.host import Host
 from tensorhub_p2p.sim.link import Link, LogNormal

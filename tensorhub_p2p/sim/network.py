@@ -48,8 +48,8 @@ from tensorhub_p2p.protocol.envelope import (
 )
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId
 from tensorhub_p2p.protocol.machine import Event, Machine, Send, SendTo
+from tensorhub_p2p.protocol.membership.swim_events import Evidence, Look, MemberChanged
 from tensorhub_p2p.protocol.messages import Message
-from tensorhub_p2p.protocol.swim_events import Evidence, Look, MemberChanged
 from tensorhub_p2p.sim.collector import at_rest
 from tensorhub_p2p.sim.host import ASLEEP, GONE, Arrival, Host, State
 from tensorhub_p2p.sim.link import Link, Links, Queues

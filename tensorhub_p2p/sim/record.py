@@ -22,8 +22,8 @@ from math import ceil
 
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event
+from tensorhub_p2p.protocol.membership.swim_events import MemberChanged
 from tensorhub_p2p.protocol.messages import Status
-from tensorhub_p2p.protocol.swim_events import MemberChanged
 from tensorhub_p2p.sim.host import ASLEEP, GONE, Host, State
 from tensorhub_p2p.sim.network import SimNetwork
 

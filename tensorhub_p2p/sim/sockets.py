@@ -56,7 +56,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tensorhub_p2p.protocol.identity import PeerId
-from tensorhub_p2p.protocol.swim_events import Evidence
+from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.sim.host import Host, State
 
 if TYPE_CHECKING:

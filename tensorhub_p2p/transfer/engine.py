@@ -1,6 +1,6 @@
 """One pull, driven by the thread of the user who called `replicate`.
 
-Rule of this file. It connects what is decided (protocol/swarm.py) with what moves bytes
+Rule of this file. It connects what is decided (protocol/pulls/swarm.py) with what moves bytes
 (links.py): events of the swarm become orders for links, reports of links become inputs of
 the swarm. It decides neither; its own business is the deadline, the order of "check the
 layout, reach a source, then begin", and turning ends into typed errors.
@@ -39,7 +39,7 @@ from tensorhub_p2p.protocol.identity import PeerId, Publication
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Event, Send
 from tensorhub_p2p.protocol.messages import Message
-from tensorhub_p2p.protocol.pull_events import (
+from tensorhub_p2p.protocol.pulls.pull_events import (
     ChunkHeld,
     ChunkRevoked,
     Completed,
@@ -51,9 +51,9 @@ from tensorhub_p2p.protocol.pull_events import (
     SourceLost,
     Starved,
 )
-from tensorhub_p2p.protocol.sources import Candidate, SourceFacts, SourceId
-from tensorhub_p2p.protocol.swarm import Swarm
-from tensorhub_p2p.protocol.verbs import HoldersChanged
+from tensorhub_p2p.protocol.pulls.sources import Candidate, SourceFacts, SourceId
+from tensorhub_p2p.protocol.pulls.swarm import Swarm
+from tensorhub_p2p.protocol.shards.verbs import HoldersChanged
 from tensorhub_p2p.transfer.links import (
     Connected,
     ConnectFailed,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.messages import Endpoint
-from tensorhub_p2p.protocol.sources import Fault, SourceId
+from tensorhub_p2p.protocol.pulls.sources import Fault, SourceId
 from tensorhub_p2p.transfer.digest import TimedHasher
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.transports.base import (

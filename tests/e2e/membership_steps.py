@@ -11,7 +11,7 @@ from workers import World
 
 import tensorhub_p2p as th
 from tensorhub_p2p.protocol.identity import PeerId
-from tensorhub_p2p.protocol.swim_events import MemberChanged
+from tensorhub_p2p.protocol.membership.swim_events import MemberChanged
 
 
 def join(world: World, cluster: str, seeds: list[str], **options: Any) -> tuple[str, str]:

@@ -11,8 +11,8 @@ import torch
 from steps import blank, fill, wrong
 
 import tensorhub_p2p as th
+from tensorhub_p2p.protocol.directory.records import holders_key, values
 from tensorhub_p2p.protocol.messages import HolderRecord
-from tensorhub_p2p.protocol.records import holders_key, values
 
 StartPeer = Callable[..., th.Peer]
 GRACE = 3.0

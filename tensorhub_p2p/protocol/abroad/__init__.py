@@ -1,0 +1,1 @@
+"""What other zones have, and what is written there."""

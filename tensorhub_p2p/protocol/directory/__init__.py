@@ -1,0 +1,1 @@
+"""Who has what: registers kept by quorums of owners on a ring."""

@@ -1,0 +1,94 @@
+"""One read or write of one key, asked of its owners until a majority has answered.
+
+Rules of this file. A `Request` keeps the tally of one request: whom to ask, who answered
+what, whether that is enough. It sends nothing and knows no ring; the directory aims it
+at an owner list, and aims it anew when the list changes.
+
+Theory of operation. All n owners are asked at once. A write is done at W = ⌊n/2⌋+1
+acknowledgements; which of them a warming owner gives is owner.py's. A read is done at
+R = W values of owners that are not warming, merged by the maximum per cell. W + R > n, so
+a read sees each write that was done before it began (quorum intersection, Gifford 1979).
+Owners that have not
+answered are asked again every retry interval; those that disagree on the owner list,
+after a shorter pause that doubles. What ends it: enough answers, one refusal, the
+deadline, or being cancelled.
+
+Answers from before the request was aimed anew still count when their sender is an owner
+in the new list too: what it stored, it still has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tensorhub_p2p.protocol.directory.registers import Cell, merge
+from tensorhub_p2p.protocol.directory.ring import Owners, majority, owners_hash
+from tensorhub_p2p.protocol.identity import PeerId
+from tensorhub_p2p.protocol.messages import DirectoryRead, DirectoryWrite, Key, Register
+
+
+@dataclass
+class Request:
+    """A request under way. `register` is what is written, None for a read."""
+
+    number: int
+    key: Key
+    deadline: float
+    register: Register | None = None
+    quiet: bool = False
+    """Repair: nobody waits for it, and its end is no event."""
+    before: Register | None = None
+    """What the own register was before this write."""
+    owners: Owners = ()
+    answers: dict[PeerId, tuple[Register, ...]] = field(default_factory=dict)
+    """By owner; an acknowledged write has no registers."""
+    heard: dict[PeerId, None] = field(default_factory=dict)
+    """Owners that said anything, if only that they can't answer yet."""
+    retry_at: float = 0.0
+    pause: float = 0.0
+    """The last one before an owner that disagreed was asked again; it doubles."""
+
+    def aim(self, owners: Owners) -> None:
+        """Ask these owners from now on."""
+        if owners != self.owners:
+            self.pause = 0.0
+        self.owners = owners
+        self.answers = {p: a for p, a in self.answers.items() if p in owners}
+        self.heard = {p: None for p in self.heard if p in owners}
+
+    def message(self) -> DirectoryRead | DirectoryWrite:
+        seal = owners_hash(self.owners)
+        if self.register is None:
+            return DirectoryRead(self.number, self.key, seal)
+        return DirectoryWrite(self.number, self.key, seal, self.register)
+
+    def answer(self, sender: PeerId, registers: tuple[Register, ...] = ()) -> None:
+        if sender in self.owners:
+            self.heard[sender] = None
+            self.answers[sender] = registers
+
+    def disagree(self, now: float, sender: PeerId, shortest: float, longest: float) -> None:
+        """The sender has another owner list, or has closed this one: ask again soon."""
+        if sender in self.owners and sender not in self.answers:
+            self.heard[sender] = None
+            self.pause = min(max(2 * self.pause, shortest), longest)
+            self.retry_at = min(self.retry_at, now + self.pause)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.owners) and len(self.answers) >= majority(len(self.owners))
+
+    def unanswered(self) -> Owners:
+        """Owners to ask (again)."""
+        return tuple(peer for peer in self.owners if peer not in self.answers)
+
+    def silent(self) -> Owners:
+        """Owners that have said nothing at all."""
+        return tuple(peer for peer in self.owners if peer not in self.heard)
+
+    def merged(self) -> tuple[Register, ...]:
+        """What the key holds by the answers so far, without what was withdrawn."""
+        cells: dict[Cell, Register] = {}
+        for registers in self.answers.values():
+            merge(cells, registers)
+        return tuple(register for register in cells.values() if register.value is not None)

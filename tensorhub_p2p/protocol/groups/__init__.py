@@ -1,0 +1,1 @@
+"""What a replica decides as one: slots, generations, group calls."""

@@ -1,0 +1,275 @@
+"""From a question to a pinned publication: what a leader does to decide a call.
+
+Rules of this file. One `DirectoryResolver` belongs to one handle and works on one
+question at a time. It reads and writes the versions key and nothing else; the reading of
+registers, and the choice of zones, is selection.py's.
+
+Theory of operation.
+
+    READING   read the versions key; nothing there that answers: wait for the key to change,
+              or for a holder to die, and read again
+    MARKING   the answer is whole, but its mark may not be on W owners: write it there first
+              (G3), also when a mark was read, as that may be on a single owner
+    PINNING   write the pin to W owners; they refuse it for what was withdrawn meanwhile
+    CHECKING  read again: is it still covered? A holder that withdraws says so before it reads
+              the pins, and we pin before we read who withdraws: one of the two sees the other
+    PINNED    answered; the pin stays until `stop`
+
+Other zones are looked at unless the own one has an answer that none of them can better. Mark
+and pin are written where the publication is covered: in the own zone if it is there, and
+checked there alone.
+
+A refusal, of mark or pin, or a holder lost at the last moment, sends it back to READING,
+without the pin: it must not hold back those who withdraw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+
+from tensorhub_p2p.config import GroupConfig
+from tensorhub_p2p.protocol.directory.admission import FENCED
+from tensorhub_p2p.protocol.directory.inquiry import Inquiry
+from tensorhub_p2p.protocol.directory.records import (
+    Liveness,
+    Records,
+    Refused,
+    Registers,
+    everywhere,
+    slot_name,
+    versions_key,
+)
+from tensorhub_p2p.protocol.directory.registers import PIN_NAME
+from tensorhub_p2p.protocol.groups.selection import (
+    NO_FLOOR,
+    Floor,
+    Holding,
+    Places,
+    decision_of,
+    describe,
+    holdings,
+    places,
+    select,
+    stands,
+)
+from tensorhub_p2p.protocol.identity import Generation, Publication, Slot
+from tensorhub_p2p.protocol.messages import Decision, Pin, Question, WholeMark
+
+
+class ResolverState(Enum):
+    IDLE = "idle"
+    READING = "reading which versions exist"
+    MARKING = "marking the version whole"
+    PINNING = "pinning the version"
+    CHECKING = "looking whether the pinned version is still held"
+    PINNED = "pinned"
+
+
+class DirectoryResolver:
+    """Resolves questions of one group from the directory.
+
+    `fenced(now)` is called when an owner knows of a higher generation of the group.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        records: Records,
+        liveness: Liveness,
+        config: GroupConfig,
+        fenced: Callable[[float], None],
+    ) -> None:
+        self.slot = slot
+        self.state = ResolverState.IDLE
+        self.exists = ""
+        """What the last reading found, for errors."""
+        self.generation = Generation(0, 0)
+        """Of the group whose calls are resolved; set by whoever composes this."""
+        self._question: Question | None = None
+        self._call = 0
+        self._floor = NO_FLOOR
+        self._then: Callable[[float, Decision], None] | None = None
+        self._answer: Holding | None = None
+        """What is being marked, pinned and checked."""
+        self._places: Places = {}
+        """Where it is, and is to be kept."""
+        self._pinned = False
+        self._watch: int | None = None
+        self._retry_at: float | None = None
+        self._round = 0
+        """A mark written in an earlier round means nothing any more."""
+        self._fenced = fenced
+        self._records = records
+        self._liveness = liveness
+        self._config = config
+        self._key = versions_key(slot.group.model)
+        self._inquiry = Inquiry(records, self._key, self._on_registers)
+
+    def resolve(
+        self,
+        now: float,
+        question: Question,
+        call: int,
+        floor: Floor,
+        then: Callable[[float, Decision], None],
+    ) -> None:
+        self._question, self._call, self._floor, self._then = question, call, floor, then
+        if self._watch is None:
+            self._watch = self._records.watch(now, self._key, self._changed)
+        self._enter_reading(now + 4 * self._config.retry_interval)
+        # Fresh: what was read before this call began does not answer it (G5).
+        self._inquiry.look_anew(now, self._is_enough)
+
+    def stop(self, now: float) -> None:
+        self.state = ResolverState.IDLE
+        self._round += 1
+        self._retry_at = None
+        self._inquiry.stop()
+        if self._watch is not None:
+            self._records.unwatch(now, self._watch)
+            self._watch = None
+        self._unpin(now)
+
+    def _unpin(self, now: float) -> None:
+        if self._pinned:
+            self._pinned = False
+            self._write_pins(now, None, lambda _now, _refused: None)
+
+    def _changed(self, now: float) -> None:
+        if self.state is ResolverState.READING:
+            self._read(now)
+
+    def _read(self, now: float) -> None:
+        self._enter_reading(now + 4 * self._config.retry_interval)
+        self._inquiry.look(now, self._is_enough)
+
+    def _enter_reading(self, retry_at: float) -> None:
+        self.state = ResolverState.READING
+        self._round += 1
+        self._retry_at = retry_at
+
+    def _is_enough(self, registers: Registers) -> bool:
+        """Whether the own zone has an answer, and no other zone a better one."""
+        if self._question is None:
+            return True
+        found = holdings(registers, self._liveness.is_gone)
+        answer = select(self._question, found, self._floor)
+        elsewhere = self._records.elsewhere(self.slot.group.model)
+        return answer is not None and stands(self._question, answer, elsewhere)
+
+    def _on_registers(self, now: float, registers: Registers) -> None:
+        if self._question is None:
+            return
+        found = holdings(registers, self._liveness.is_gone)
+        if self.state is ResolverState.CHECKING and self._answer is not None:
+            self._check(now, found.get(self._answer.publication))
+        elif self.state is ResolverState.READING:
+            self._select(now, self._question, found)
+
+    def _select(self, now: float, question: Question, found: dict[Publication, Holding]) -> None:
+        self.exists = describe(found)
+        answer = select(question, found, self._floor)
+        if answer is None:
+            return
+        self._retry_at = None
+        self._answer = answer
+        self._places = places(answer, self._liveness.zone, self._liveness.home)
+        if answer.marked:
+            self._pin(now, answer)
+        else:
+            self._mark(now, answer)
+
+    def _mark(self, now: float, answer: Holding) -> None:
+        self.state = ResolverState.MARKING
+        this_round = self._round
+
+        def then(now: float, refused: Refused | None) -> None:
+            if self._round != this_round:
+                return
+            if refused is None:
+                self._pin(now, answer)
+            else:
+                self._again(now)
+
+        mark = WholeMark(answer.publication, answer.num_shards)
+        written = _AllOf(self._places, then)
+        for zone in self._places:
+            self._records.mark(now, self._key, mark, written.part(zone), zone)
+
+    def _pin(self, now: float, answer: Holding) -> None:
+        self.state = ResolverState.PINNING
+        self._pinned = True
+
+        def then(now: float, refused: Refused | None) -> None:
+            if self.state is not ResolverState.PINNING:
+                return
+            if refused is None:
+                self.state = ResolverState.CHECKING
+                at_home = set(self._places) == {self._liveness.home}
+                self._inquiry.look_anew(now, None if at_home else everywhere)
+                return
+            self._again(now)
+            if refused.reason == FENCED:
+                self._fenced(now)
+
+        self._write_pins(now, answer.publication, then)
+
+    def _check(self, now: float, pinned: Holding | None) -> None:
+        if pinned is None or not pinned.covered_at(self._places, self._liveness.zone):
+            self._again(now)
+            return
+        self.state = ResolverState.PINNED
+        assert self._then is not None
+        self._then(now, decision_of(pinned))
+
+    def _again(self, now: float) -> None:
+        """The owners refused, or know better: look again, but not in a tight loop."""
+        self._unpin(now)
+        self._enter_reading(now + self._config.retry_interval)
+
+    def _write_pins(
+        self,
+        now: float,
+        publication: Publication | None,
+        then: Callable[[float, Refused | None], None],
+    ) -> None:
+        """Pin it wherever it is to be kept, or take the pins back."""
+        name, home = PIN_NAME + slot_name(self.slot), self._liveness.home
+        generation = self.generation
+        written = _AllOf(self._places, then)
+        for zone, shards in self._places.items():
+            pin = None
+            if publication is not None:
+                whence = home if zone != home else ""
+                group = self.slot.group
+                pin = Pin(publication, group, generation, self._call, whence, shards)
+            part = written.part(zone)
+            self._records.write(now, self._key, name, generation.counter, pin, part, zone)
+
+    def tick(self, now: float) -> None:
+        if self._retry_at is not None and now >= self._retry_at:
+            self._read(now)
+
+    def next_wakeup(self) -> float | None:
+        return self._retry_at
+
+
+class _AllOf:
+    """One write in several zones: done when it is in all of them, refused when one refuses."""
+
+    def __init__(self, zones: Iterable[str], then: Callable[[float, Refused | None], None]) -> None:
+        self._missing = set(zones)
+        self._then = then
+
+    def part(self, zone: str) -> Callable[[float, Refused | None], None]:
+        def then(now: float, refused: Refused | None) -> None:
+            if zone not in self._missing:
+                return
+            self._missing.discard(zone)
+            if refused is not None:
+                self._missing.clear()
+            if not self._missing:
+                self._then(now, refused)
+
+        return then

@@ -1,0 +1,212 @@
+"""Which publication answers a question: reading the registers of the versions key.
+
+Rules of this file. Pure functions over registers; nothing here sends, waits or remembers.
+
+A publication is *whole* once every shard of the publishing replica was ready at the same
+time (G3): somebody marked it, or a holder says it was, or the registers show it now. It is
+*covered* when each shard is ready at some reachable holder. Only a whole and covered
+publication answers a question. Where several publications of one version are whole, the
+lowest one does: data-parallel trainers publish the same bytes side by side.
+
+The registers may be those of several zones. `stands` says when the own zone's answer needs no
+look at the others, `places` in which zones a publication has to be pinned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tensorhub_p2p.protocol.directory.records import Registers, values
+from tensorhub_p2p.protocol.identity import PeerId, Publication
+from tensorhub_p2p.protocol.messages import Decision, Phase, Question, VersionRecord, WholeMark
+
+_SELECTOR = re.compile(r"latest(-([0-9]{1,9}))?|(>)?([0-9]{1,18})")
+Floor = tuple[int, int]
+"""The (epoch, version) below which "latest" does not go: a group's last answer."""
+NO_FLOOR: Floor = (-1, -1)
+Places = Mapping[str, tuple[int, ...]]
+"""Zones in which a publication is to be kept, each with the shards; () stands for all of them."""
+
+
+MAX_DESCRIBED = 5
+"""Publications that an error message names."""
+
+
+class BadSelector(ValueError):
+    """Not a version number, "latest" or "latest-k"."""
+
+
+def selector_of(wanted: int | str) -> str:
+    """The canonical text of what a user asks for: `7`, `"7"`, `"latest"`, `"latest-2"`."""
+    if isinstance(wanted, bool) or not isinstance(wanted, (int, str)):
+        raise BadSelector(f"{wanted!r} is no version: use an integer, 'latest' or 'latest-k'")
+    text = str(wanted)
+    match = _SELECTOR.fullmatch(text)
+    if match is None or match[3]:
+        raise BadSelector(f"{wanted!r} is no version: use an integer >= 0, 'latest' or 'latest-k'")
+    if match[4]:
+        return str(int(match[4]))
+    return "latest" if not match[2] or int(match[2]) == 0 else f"latest-{int(match[2])}"
+
+
+def newer_than(version: int) -> str:
+    """The selector of `wait_for(newer_than=version)`."""
+    return f">{version}"
+
+
+@dataclass
+class Holding:
+    """What the registers say of one publication."""
+
+    publication: Publication
+    num_shards: int
+    whole: bool = False
+    marked: bool = False
+    """Its mark is on W owners for sure: a record says that it was whole, and nobody writes that
+    before. A mark that was merely read may be on one owner, and be refused by the others."""
+    publishing: set[int] = field(default_factory=set)
+    """Shards that the publishing replica's own slots have ready."""
+    ready: dict[int, set[PeerId]] = field(default_factory=dict)
+    """By shard: reachable peers that have all of it."""
+    slots: int = 0
+    """Slots that hold it, in whole or in part."""
+
+    @property
+    def covered(self) -> bool:
+        return all(self.ready.get(shard) for shard in range(self.num_shards))
+
+    def shards_in(self, zone: str, zone_of: Callable[[PeerId], str]) -> frozenset[int]:
+        """The shards that are ready at holders in this zone."""
+        return frozenset(
+            shard
+            for shard, peers in self.ready.items()
+            if any(zone_of(peer) == zone for peer in peers)
+        )
+
+    def covered_at(self, places: Places, zone_of: Callable[[PeerId], str]) -> bool:
+        """Whether each of the places still has what it is there for."""
+        return all(
+            self.shards_in(zone, zone_of).issuperset(shards or range(self.num_shards))
+            for zone, shards in places.items()
+        )
+
+
+def holdings(registers: Registers, is_gone: Callable[[PeerId], bool]) -> dict[Publication, Holding]:
+    """Every publication that the registers speak of."""
+    found: dict[Publication, Holding] = {}
+    for _, mark in values(registers, WholeMark):
+        holding = found.setdefault(mark.publication, Holding(mark.publication, mark.num_shards))
+        holding.whole = True
+    for register, record in values(registers, VersionRecord):
+        publication = record.publication
+        holding = found.setdefault(publication, Holding(publication, record.num_shards))
+        if record.was_whole:
+            holding.whole = holding.marked = True
+        if is_gone(register.writer) or record.phase is Phase.HIDDEN:
+            continue
+        holding.slots += 1
+        if record.phase is Phase.READY:
+            holding.ready.setdefault(record.slot.shard, set()).add(register.writer)
+            own = record.slot.group.replica == publication.replica
+            if own and record.generation == publication.generation:
+                holding.publishing.add(record.slot.shard)
+    for holding in found.values():
+        holding.whole = holding.whole or len(holding.publishing) == holding.num_shards
+    return found
+
+
+def select(question: Question, found: dict[Publication, Holding], floor: Floor) -> Holding | None:
+    """The holding that answers the question now, or None while nothing does."""
+    usable = [h for h in found.values() if h.whole and h.covered]
+    match = _SELECTOR.fullmatch(question.selector)
+    if not usable or match is None:
+        return None
+    epoch = max(h.publication.epoch for h in usable)
+    if match[4] and not match[3]:
+        return _exact(int(match[4]), usable)
+    if match[3]:
+        # A rewind may have gone below `version` already: then the new epoch is what is newer.
+        version = int(match[4])
+        usable = [h for h in usable if h.publication.version > version or epoch > max(floor[0], 0)]
+        return _back(0, [h for h in usable if h.publication.order >= floor], epoch)
+    back = int(match[2] or 0)
+    return _back(
+        back, usable if back else [h for h in usable if h.publication.order >= floor], epoch
+    )
+
+
+def _exact(version: int, usable: list[Holding]) -> Holding | None:
+    """An integer means the newest epoch that has it."""
+    same = [h for h in usable if h.publication.version == version]
+    epoch = max((h.publication.epoch for h in same), default=0)
+    return _lowest([h for h in same if h.publication.epoch == epoch])
+
+
+def _back(steps: int, usable: list[Holding], epoch: int) -> Holding | None:
+    """The newest version of the epoch, or one that many versions before it."""
+    inside = [h for h in usable if h.publication.epoch == epoch]
+    versions = sorted({h.publication.version for h in inside}, reverse=True)
+    if steps >= len(versions):
+        return None
+    return _lowest([h for h in inside if h.publication.version == versions[steps]])
+
+
+def _lowest(same_version: list[Holding]) -> Holding | None:
+    return min(same_version, key=lambda h: h.publication, default=None)
+
+
+def stands(question: Question, answer: Holding, elsewhere: tuple[int, int] | None) -> bool:
+    """Whether other zones can't have a better answer than this one of the own zone.
+
+    `elsewhere` is the highest (epoch, version) that any of them says it has.
+    """
+    match = _SELECTOR.fullmatch(question.selector)
+    if elsewhere is None or match is None:
+        return True
+    if match[4] and not match[3]:
+        return answer.publication.epoch >= elsewhere[0]
+    if int(match[2] or 0):
+        return False  # the versions between are not told
+    return answer.publication.order >= elsewhere
+
+
+def places(answer: Holding, zone_of: Callable[[PeerId], str], home: str) -> Places:
+    """Where a pin belongs: in a zone that covers the publication alone, or in all it needs.
+
+    The own zone comes before others, and those by name, so that all who ask choose alike.
+    """
+    zones = {zone_of(peer) for peers in answer.ready.values() for peer in peers}
+    line = sorted(zones, key=lambda zone: (zone != home, zone))
+    for zone in line:
+        if answer.covered_at({zone: ()}, zone_of):
+            return {zone: ()}
+    needed: dict[str, tuple[int, ...]] = {}
+    missing = set(range(answer.num_shards))
+    for zone in line:
+        there = missing & answer.shards_in(zone, zone_of)
+        if there:
+            needed[zone] = tuple(sorted(there))
+            missing -= there
+    return needed
+
+
+def decision_of(holding: Holding) -> Decision:
+    return Decision(holding.publication, holding.num_shards)
+
+
+def describe(found: dict[Publication, Holding]) -> str:
+    """What exists, for the error of a question that nothing answers."""
+    held = [holding for holding in found.values() if holding.slots]
+    if not held:
+        newest = max((h.publication for h in found.values() if h.whole), default=None)
+        gone = f" any more; {newest} was the newest" if newest is not None else ""
+        return f"nothing is published{gone}"
+    lines = []
+    for holding in sorted(held, key=lambda h: h.publication, reverse=True)[:MAX_DESCRIBED]:
+        missing = [s for s in range(holding.num_shards) if not holding.ready.get(s)]
+        state = "whole" if holding.whole else "not whole yet"
+        gap = f", no reachable holder of shard {', '.join(map(str, missing))}" if missing else ""
+        lines.append(f"{holding.publication} ({state}{gap})")
+    return "there is " + "; ".join(lines)

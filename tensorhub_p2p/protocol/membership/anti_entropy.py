@@ -1,0 +1,202 @@
+"""Comparing views: how a peer joins, and how gaps that gossip left are mended.
+
+Rule of this file. It decides with whom views are compared, when, and which part of them
+travels; what a view means is for swim.py to judge, and the table of members is only read.
+
+Theory of operation. A view is cut into parts, and each part has a fingerprint (members.py).
+Two peers compare in three steps, of which the first is the last when they agree:
+
+    ViewDigest ──▶            the fingerprints of all parts
+            ◀── PushPull      the other's claims about the parts that differ
+    PushPullReply ──▶         one's own claims about those
+
+So the cost of a comparison is a fixed half kilobyte, and that of mending follows the
+difference, not the cluster. A peer compares
+
+    now and then     with a random member, each `push_pull_interval` (jittered by half; the
+                     interval grows with the cluster, as does memberlist's)
+    on a mismatch    the fingerprint on an Ack shows that two views differ though no more
+                     news is on its way: gossip misses some peer now and then, and this
+                     finds the gap within seconds
+    with the lost    a member that was held for dead and is back
+    after a pause    of its own (`hasten`): who knows what was missed
+
+Only who joins asks for a whole view: its hello is a `PushPull` that holds nothing but
+itself, and is answered in full. Other hellos are answered as briefly, and followed by a
+comparison if there was an answer: they go to strangers that write to us (they know this
+peer, which doesn't know them), to seeds, and to where dead members were.
+
+A fingerprint covers all reachable members and this peer; 0 says nothing. What is held of
+the addressee, if it is held for gone, is said first, for it to refute.
+
+Bounds: a view is bounded by the table. Strangers cause at most one hello each
+`gossip_interval`, mismatches and those that are back one comparison each `mismatch_interval`;
+digests are answered at most `MAX_ANSWERS` an interval of gossip.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection
+
+from tensorhub_p2p.config import SwimConfig
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.machine import Outbox
+from tensorhub_p2p.protocol.membership.hints import Hints
+from tensorhub_p2p.protocol.membership.members import PARTS, Members
+from tensorhub_p2p.protocol.membership.summaries import Summaries
+from tensorhub_p2p.protocol.messages import PushPull, PushPullReply, Rumour, ViewDigest
+
+SMALL_CLUSTER = 32
+"""Up to here the interval is `push_pull_interval` (memberlist's pushPullScaleThreshold)."""
+MAX_ANSWERS = 4
+
+View = Callable[[Collection[int]], tuple[Rumour, ...]]
+"""The present opinion of everyone in these parts, itself first; of all if there are none."""
+
+
+class AntiEntropy:
+    """The comparisons of one peer.
+
+    `claim` is what it says of itself, `view` its opinion of everyone, and `fingerprints`
+    those of the view's parts, each at present.
+    """
+
+    def __init__(
+        self,
+        me: PeerInfo,
+        claim: Callable[[], Rumour],
+        view: View,
+        fingerprints: Callable[[], list[int]],
+        members: Members,
+        hints: Hints,
+        summaries: Summaries,
+        config: SwimConfig,
+        rng: random.Random,
+        outbox: Outbox,
+    ) -> None:
+        self._me = me
+        self._claim = claim
+        self._view = view
+        self._fingerprints = fingerprints
+        self._members = members
+        self._hints = hints
+        self._summaries = summaries
+        self._config = config
+        self._rng = rng
+        self._outbox = outbox
+        self._next: float | None = None
+        """When the next comparison with a random member is due; None before the first member."""
+        self._next_introduction = -math.inf
+        self._next_comparison = -math.inf
+        self._answers_since = -math.inf
+        self._answers = 0
+
+    def start(self, now: float) -> None:
+        """There is somebody to compare with."""
+        if self._next is None:
+            self._next = now + self._pause()
+
+    def hasten(self, now: float) -> None:
+        """The next comparison is due now."""
+        if self._next is not None:
+            self._next = now
+
+    def tick(self, now: float) -> None:
+        if self._next is not None and now >= self._next:
+            self._next = now + self._pause()
+            for peer in self._members.sample(self._rng, 1):
+                self.compare_with(peer)
+
+    def next_wakeup(self) -> float | None:
+        return self._next if self._members.num_reachable else None
+
+    def _pause(self) -> float:
+        size = max(1, self._members.num_reachable)
+        scale = 1 + max(0, math.ceil(math.log2(size) - math.log2(SMALL_CLUSTER)))
+        return self._config.push_pull_interval * scale * self._rng.uniform(0.5, 1.5)
+
+    # -- comparing --
+
+    def compare_with(self, peer: PeerId) -> None:
+        """Ask whether its view differs, and where."""
+        self._outbox.send(peer, ViewDigest(tuple(self._fingerprints()), self._news()))
+
+    def _news(self) -> int:
+        """The fingerprint of what is known besides members."""
+        return self._hints.fingerprint ^ self._summaries.fingerprint
+
+    def answer_digest(self, now: float, sender: PeerId, theirs: tuple[int, ...], news: int) -> bool:
+        """Send what is held about the parts that differ; False if that was too often now."""
+        if now - self._answers_since > self._config.gossip_interval:
+            self._answers_since, self._answers = now, 0
+        self._answers += 1
+        if self._answers > MAX_ANSWERS or len(theirs) != PARTS:
+            return False
+        ours = self._fingerprints()
+        parts = tuple(part for part in range(PARTS) if ours[part] != theirs[part])
+        if parts or news != self._news():
+            view = self._view(parts) if parts else self._only_us(sender)
+            hints, summaries = self._hints.newest(), self._summaries.newest()
+            message = PushPull(
+                self._me, view, hints=hints, parts=parts, hello=not parts, summaries=summaries
+            )
+            self._outbox.send(sender, message)
+        return True
+
+    def reply(self, peer: PeerId, asked: PushPull) -> None:
+        """The other half of an exchange."""
+        brief = asked.hello and not asked.joining
+        view = self._only_us(peer) if brief else self._view(asked.parts)
+        reply = PushPullReply(
+            self._me,
+            view,
+            self._hints.newest(),
+            asked.dialled,
+            asked.parts,
+            hello=brief,
+            summaries=self._summaries.newest(),
+        )
+        self._outbox.send(peer, reply)
+
+    # -- hellos --
+
+    def dial(self, address: str, *, joining: bool) -> None:
+        """Knock where a seed, or a member held for dead, may be."""
+        hello = PushPull(self._me, (self._claim(),), joining, dialled=address, hello=True)
+        self._outbox.send_to(address, hello)
+
+    def greet(self, peer: PeerId) -> None:
+        """Tell a stranger who this is."""
+        self._outbox.send(peer, PushPull(self._me, self._only_us(peer), hello=True))
+
+    def _only_us(self, peer: PeerId) -> tuple[Rumour, ...]:
+        """Who this is, and what is held of the addressee if it is held for gone."""
+        held = self._members.rank(peer)
+        own = (self._claim(),)
+        if held is None or self._members.is_reachable(peer):
+            return own
+        return (*own, Rumour(peer, *held))
+
+    # -- reasons to compare --
+
+    def welcome_back(self, now: float, peer: PeerId) -> None:
+        """It was held for dead, and is back: compare; but half a cluster comes back at once."""
+        if now >= self._next_comparison:
+            self._next_comparison = now + self._config.mismatch_interval
+            self.compare_with(peer)
+
+    def mismatch(self, now: float, sender: PeerId, ours: int, theirs: int) -> None:
+        """Views that differ when all has been said are compared, but not in storms."""
+        if theirs in (0, ours) or now < self._next_comparison:
+            return
+        self._next_comparison = now + self._config.mismatch_interval
+        self.compare_with(sender)
+
+    def introduce(self, now: float, sender: PeerId) -> None:
+        """A stranger writes, so it knows this peer: say hello, but never in storms."""
+        if sender in self._members or sender == self._me.peer_id or now < self._next_introduction:
+            return
+        self._next_introduction = now + self._config.gossip_interval
+        self.greet(sender)

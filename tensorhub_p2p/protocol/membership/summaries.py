@@ -1,0 +1,113 @@
+"""Zone summaries: what each zone tells all others about itself, and the newest known of it.
+
+Rules of this file. It stores summaries and says which wins; who writes one, and when, is
+zones.py's. A summary is news of its own kind: it has its own queue and byte budget, so that
+a storm of membership rumours or version hints doesn't hold it up, nor the other way round.
+
+Theory of operation. Of each zone the summary with the highest counter is kept and spread.
+Two peers of a zone may write one under the same counter, while neither has heard of the
+other: of those the one with the greater bytes wins, everywhere alike. Merging is a maximum,
+so order and repeats of what arrives don't matter. The fingerprint of what is known is the XOR
+of one hash per summary: it tells two peers whether they know the same.
+
+Bounds: `max_zones` zones, those of further ones are dropped; `MAX_GATEWAYS` and
+`MAX_MODELS` entries and `MAX_SUMMARY_BYTES` bytes in a summary. A summary that is too large,
+or that names gateways of another zone, is dropped, and counted in `dropped`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import mmh3
+import msgspec
+
+from tensorhub_p2p.protocol.membership.dissemination import Dissemination
+from tensorhub_p2p.protocol.messages import ZoneSummary
+
+MAX_GATEWAYS = 8
+"""Gateways named in one summary; a zone has two, and some more while one replaces another."""
+MAX_MODELS = 64
+"""Models named in one summary: those with the most recent news."""
+MAX_SUMMARY_BYTES = 32 << 10
+"""Encoded bytes of one summary; that much is reached by very long model names only."""
+MAX_COUNTER = 1 << 53
+"""No honest zone writes that often; a higher one can't be raised on the wire for ever."""
+
+
+class Summaries:
+    """The newest summary of each zone, and what is still being spread of them."""
+
+    def __init__(self, limit: int) -> None:
+        self.dropped: Counter[str] = Counter()
+        """Summaries that were not stored, by reason; old ones are no reason."""
+        self.fingerprint = 0
+        """Of all that is known, 63 bits; 0 if that is nothing."""
+        self._limit = limit
+        self._newest: dict[str, ZoneSummary] = {}
+        self._queue: Dissemination[str, ZoneSummary] = Dissemination()
+
+    def __bool__(self) -> bool:
+        """Whether anything waits to be spread."""
+        return len(self._queue) > 0
+
+    def note(self, summary: ZoneSummary) -> bool:
+        """Merge a summary; if it is news, spread it and say True."""
+        known = self._newest.get(summary.zone)
+        if known is not None and not _supersedes(summary, known):
+            return False
+        if not is_sound(summary):
+            self.dropped["malformed summary"] += 1
+            return False
+        if known is None and len(self._newest) >= self._limit:
+            self.dropped["too many zones"] += 1
+            return False
+        for each in (known, summary):
+            if each is not None:
+                self.fingerprint ^= _fingerprint(each)
+        self._newest[summary.zone] = summary
+        self._queue.put(summary.zone, summary)
+        return True
+
+    def adopt(self, summary: ZoneSummary) -> None:
+        """Know this since long: there is nothing to be spread."""
+        if self.note(summary):
+            self._queue.drop(summary.zone)
+
+    def of(self, zone: str) -> ZoneSummary | None:
+        """The newest known of this zone."""
+        return self._newest.get(zone)
+
+    def newest(self) -> tuple[ZoneSummary, ...]:
+        """One summary a zone."""
+        return tuple(self._newest.values())
+
+    def take(self, budget: int, limit: int) -> tuple[ZoneSummary, ...]:
+        """Summaries for one message of `budget` bytes, each sent `limit` times in all."""
+        return self._queue.take(budget, limit)
+
+
+def _fingerprint(summary: ZoneSummary) -> int:
+    return mmh3.hash64(msgspec.msgpack.encode(summary), signed=False)[0] >> 1
+
+
+def _supersedes(new: ZoneSummary, known: ZoneSummary) -> bool:
+    if new.counter != known.counter:
+        return new.counter > known.counter
+    return new != known and msgspec.msgpack.encode(new) > msgspec.msgpack.encode(known)
+
+
+def names_few(summary: ZoneSummary) -> bool:
+    """Whether it names no more gateways than a summary may."""
+    return len(summary.gateways) <= MAX_GATEWAYS
+
+
+def is_sound(summary: ZoneSummary) -> bool:
+    """Whether a summary is small enough, and about one zone, so that others take it."""
+    return (
+        0 < summary.counter <= MAX_COUNTER
+        and names_few(summary)
+        and len(summary.newest) <= MAX_MODELS
+        and all(gateway.zone == summary.zone for gateway in summary.gateways)
+        and len(msgspec.msgpack.encode(summary)) <= MAX_SUMMARY_BYTES
+    )

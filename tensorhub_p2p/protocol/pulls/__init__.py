@@ -1,0 +1,1 @@
+"""Which chunk comes from whom: the swarm of one pull."""

@@ -1,0 +1,101 @@
+"""Handing out fetches: what is in flight, what stalls, and how much more may go.
+
+Rule of this file. It knows how many chunks may be under way and which are; which chunk
+and whom to prefer is picking.py's choice. It decides nothing about sources.
+
+    missing --Fetch(source, chunk, digest)--> in flight --landed--> held or missing (ledger)
+
+A chunk is fetched only once its digest is known, from one source at a time; different
+chunks come from several sources at once. A chunk in flight belongs to its reader until
+that reports. One that takes longer than a quarter of `source_timeout` is *stalled*: it
+stays in flight, but no longer keeps another one from going.
+
+Bounds: 2 x `reader_threads` chunks in flight that are not stalled, shared by the open
+sources; `MIN_IN_FLIGHT` of them every source may have.
+"""
+
+from __future__ import annotations
+
+import random
+
+from tensorhub_p2p.config import PullConfig
+from tensorhub_p2p.protocol.machine import Outbox, earliest
+from tensorhub_p2p.protocol.pulls.ledger import Ledger
+from tensorhub_p2p.protocol.pulls.picking import best_source, rarest, rarity_levels
+from tensorhub_p2p.protocol.pulls.pull_events import Fetch
+from tensorhub_p2p.protocol.pulls.source_table import SourceTable
+from tensorhub_p2p.protocol.pulls.sources import Source, SourceId
+
+MIN_IN_FLIGHT = 2
+"""Chunks that one source may always have in flight."""
+
+
+def in_flight_limit(config: PullConfig) -> int:
+    """Chunks in flight altogether: one in work and one queued for each reader."""
+    return 2 * config.reader_threads
+
+
+class Dispatch:
+    """The fetches of one pull."""
+
+    def __init__(
+        self,
+        sources: SourceTable,
+        ledger: Ledger,
+        config: PullConfig,
+        rng: random.Random,
+        outbox: Outbox,
+    ) -> None:
+        self._sources = sources
+        self._ledger = ledger
+        self._config = config
+        self._rng = rng
+        self._outbox = outbox
+
+    def hand_out(self, now: float) -> None:
+        """Hand out fetches as long as there are readers and chunks for them."""
+        ledger, max_in_flight = self._ledger, in_flight_limit(self._config)
+        flying = sum(
+            now < self._stalls_at(asked)
+            for source in self._sources
+            for asked in source.in_flight.values()
+        )
+        room = max_in_flight - flying
+        sources = self._sources.open()
+        if room <= 0 or not sources or not ledger.wanted:
+            return
+        limit = max(MIN_IN_FLIGHT, max_in_flight // len(sources))
+        levels = rarity_levels(s.have for s in self._sources.answering())
+        num_needed = ledger.needed.bit_count()
+        while room > 0:
+            choice = best_source(sources, ledger.wanted, num_needed, limit, self._rng)
+            if choice is None:
+                return
+            source, among = choice
+            chunk = rarest(levels, among, self._rng)
+            source.in_flight[chunk] = now
+            ledger.flying |= 1 << chunk
+            self._outbox.emit(Fetch(source.id, chunk, ledger.manifest[chunk]))
+            room -= 1
+
+    def landed(self, source: SourceId, chunk: int) -> tuple[Source, float] | None:
+        """A reader is through with the chunk: (its source, when it was asked for)."""
+        at = self._sources.get(source)
+        asked = None if at is None else at.in_flight.pop(chunk, None)
+        if at is None or asked is None:
+            return None
+        self._ledger.flying &= ~(1 << chunk)
+        return at, asked
+
+    def _stalls_at(self, asked: float) -> float:
+        """From then on a chunk in flight no longer keeps others from being asked for."""
+        return asked + self._config.source_timeout / 4
+
+    def next_stall(self, after: float) -> float | None:
+        """When the next chunk in flight becomes stalled, so that another one may go."""
+        stalls = [
+            self._stalls_at(asked)
+            for source in self._sources
+            for asked in source.in_flight.values()
+        ]
+        return earliest(*(at for at in stalls if at > after))

@@ -1,0 +1,94 @@
+"""When a pull gives up, and what it says then.
+
+Rule of this file. It watches what is to be had and gives the verdict; it changes nothing.
+
+A chunk is *dry* while nobody who answers has it (a source whose reads fail time and again
+counts as having nothing); before the layout is known the whole is, while nobody answers.
+Once some chunk was dry for `unavailable_after` seconds without a break, the verdict is
+
+    Corrupt   wrong bytes of a dry chunk came before: from whom
+    Starved   nobody has these chunks (at most MAX_NAMED are named), or nobody answers
+
+The set of chunks that are watched only shrinks while it lasts: it holds those that were
+dry all the time. Time in which this process itself did not run does not count (`postpone`).
+"""
+
+from __future__ import annotations
+
+import random
+
+from tensorhub_p2p.config import PullConfig
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.protocol.machine import Event
+from tensorhub_p2p.protocol.pulls.ledger import Ledger
+from tensorhub_p2p.protocol.pulls.pages import LayoutAgreement
+from tensorhub_p2p.protocol.pulls.picking import some_of
+from tensorhub_p2p.protocol.pulls.pull_events import Corrupt, Starved
+from tensorhub_p2p.protocol.pulls.source_table import SourceTable
+
+MAX_NAMED = 16
+"""Chunks named in `Starved`."""
+
+
+class Drought:
+    """What has been to be had nowhere, and since when."""
+
+    def __init__(
+        self,
+        agreement: LayoutAgreement,
+        sources: SourceTable,
+        ledger: Ledger,
+        config: PullConfig,
+        rng: random.Random,
+    ) -> None:
+        self._agreement = agreement
+        self._sources = sources
+        self._ledger = ledger
+        self._config = config
+        self._rng = rng
+        self._dry = 0
+        self._since: float | None = None
+
+    def check(self, now: float) -> Event | None:
+        """The verdict, once the same chunk was to be had nowhere for too long."""
+        dry = self._unavailable()
+        still = self._dry & dry
+        if not still:
+            self._dry, self._since = dry, now if dry else None
+            return None
+        self._dry = still
+        due = self.next_wakeup()
+        return None if due is None or now < due else self._verdict(still)
+
+    def next_wakeup(self) -> float | None:
+        return None if self._since is None else self._since + self._config.unavailable_after
+
+    def postpone(self, late: float) -> None:
+        """For so long nobody can be blamed for anything."""
+        if self._since is not None:
+            self._since += late
+
+    def forget(self) -> None:
+        """The layout was found: from now on it is about chunks."""
+        self._dry, self._since = 0, None
+
+    def _unavailable(self) -> int:
+        """Chunks that nobody who answers has; a lone bit for the unknown whole."""
+        answering = self._sources.answering()
+        if self._agreement.found is None:
+            return 0 if answering else 1
+        reachable = 0
+        for source in answering:
+            if not source.failing:
+                reachable |= source.have
+        return self._ledger.needed & ~reachable
+
+    def _verdict(self, dry: int) -> Event:
+        if self._agreement.found is None:
+            return Starved((), self._sources.facts())
+        for chunk in ChunkSet(self._ledger.manifest.num_chunks, dry):
+            liars = tuple(s.id for s in self._sources if s.bad >> chunk & 1)
+            if liars:
+                return Corrupt(chunk, liars)
+        chunks = some_of(dry, MAX_NAMED, self._rng)
+        return Starved(tuple(sorted(chunks)), self._sources.facts())

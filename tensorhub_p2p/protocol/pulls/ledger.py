@@ -1,0 +1,100 @@
+"""What a pull has of its publication: digests known, chunks held, chunks in flight.
+
+Rule of this file. It keeps the books and says what changed in them; it asks nobody and
+does not know who has what. Sets of chunks are ints (bit c for chunk c), as
+`ChunkSet.bits`.
+
+Who decides what is right: the origin's digests. If two sources state different digests
+for a chunk, the origin's counts, else the first; that is remembered as a fact. A chunk
+that is held under a digest which the origin then contradicts is revoked: it is missing
+again. Digests are announced (`DigestsLearnt`) once the layout is found, as before that
+nobody knows which bytes they are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.protocol.identity import Publication
+from tensorhub_p2p.protocol.machine import Outbox
+from tensorhub_p2p.protocol.manifest import Manifest
+from tensorhub_p2p.protocol.pulls.pages import LayoutAgreement
+from tensorhub_p2p.protocol.pulls.pull_events import ChunkRevoked, DigestsLearnt
+from tensorhub_p2p.protocol.pulls.sources import Source
+
+
+class Ledger:
+    """The books of one pull; empty, of no chunks, until the layout is settled."""
+
+    def __init__(
+        self, publication: Publication, agreement: LayoutAgreement, outbox: Outbox
+    ) -> None:
+        self.manifest = Manifest(0)
+        self.held = 0
+        """Chunks that are here and verified."""
+        self.flying = 0
+        """Chunks that some reader is fetching."""
+        self._publication = publication
+        self._agreement = agreement
+        self._outbox = outbox
+
+    def renew(self) -> None:
+        """Begin with the grid that is settled now, and no digests."""
+        self.manifest = Manifest(self._agreement.num_chunks)
+
+    @property
+    def holding(self) -> ChunkSet:
+        return ChunkSet(self.manifest.num_chunks, self.held)
+
+    @property
+    def needed(self) -> int:
+        """Chunks that are missing, those in flight included."""
+        return ((1 << self.manifest.num_chunks) - 1) & ~self.held
+
+    @property
+    def wanted(self) -> int:
+        """Chunks that could be asked for now, if somebody has them."""
+        return self.needed & self.manifest.known.bits & ~self.flying
+
+    @property
+    def all_digests_known(self) -> bool:
+        return self._agreement.settled and self.manifest.complete
+
+    def hold(self, chunk: int, digest: bytes) -> bool:
+        """These bytes are here; whether they are the right ones, as far as is known by now."""
+        right = self.manifest.get(chunk) == digest
+        if right:
+            self.held |= 1 << chunk
+        return right
+
+    def learn(self, source: Source, digests: Iterable[tuple[int, bytes]]) -> None:
+        """What this source says the digests are; ValueError if one can't be, from there on."""
+        is_origin = source.id.slot.group.replica == self._publication.replica
+        new: list[tuple[int, bytes]] = []
+        for chunk, digest in digests:
+            if not self.manifest.admits(chunk, digest):
+                raise ValueError(f"no digest of chunk {chunk}")
+            old = self.manifest.get(chunk)
+            if old == digest:
+                continue
+            if old is not None:
+                source.note(f"states another digest for chunk {chunk} than a source before it")
+                if not is_origin:
+                    continue
+                self._revoke(chunk)
+            self.manifest.put(chunk, digest)
+            new.append((chunk, digest))
+        if new and self._agreement.found is not None:
+            self._outbox.emit(DigestsLearnt(tuple(new)))
+
+    def announce_known(self) -> None:
+        """The layout was found just now: say what was learnt before."""
+        known = tuple((chunk, self.manifest[chunk]) for chunk in self.manifest.known)
+        if known:
+            self._outbox.emit(DigestsLearnt(known))
+
+    def _revoke(self, chunk: int) -> None:
+        if self.held >> chunk & 1:
+            self.held &= ~(1 << chunk)
+            self._outbox.emit(ChunkRevoked(chunk))

@@ -1,0 +1,124 @@
+"""Which chunk next, and from whom.
+
+Rule of this file. Pure choices over sets of chunks and what is known of sources; nothing
+is changed here. A set of chunks is an int (bit c for chunk c), so that each step costs a
+few word operations for every 64 chunks.
+
+Which chunk: the rarest first keeps a swarm from running out of the last copy of
+something, and makes pullers of one source fetch different chunks, which they then trade.
+A random tie is what makes them differ when all is equally rare.
+
+From whom: the nearest, and of equally near ones the one that would be done first by its
+measured rate (an unmeasured one counts as the fastest). A slow source gets nothing that
+faster ones would all be through with before it did one chunk.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from tensorhub_p2p.protocol.pulls.sources import Source
+
+MAX_RARITY = 8
+"""Chunks with this many holders or more count as equally common."""
+
+
+def rarity_levels(haves: Iterable[int]) -> list[int]:
+    """levels[k]: the chunks that at least k+1 of these sets contain, up to MAX_RARITY."""
+    levels = [0] * MAX_RARITY
+    for have in haves:
+        carry = have
+        for k in range(MAX_RARITY):
+            levels[k], carry = levels[k] | carry, levels[k] & carry
+            if not carry:
+                break
+    return levels
+
+
+def rarest(levels: list[int], among: int, rng: random.Random) -> int:
+    """A random chunk of those in `among` (not empty) that the fewest sets contain."""
+    for common in levels[1:]:
+        rare = among & ~common
+        if rare:
+            return any_of(rare, rng)
+    return any_of(among, rng)
+
+
+def any_of(chunks: int, rng: random.Random) -> int:
+    """A chunk of the set (not empty): the first one from a random place on, around the end."""
+    return _from(chunks, rng.randrange(chunks.bit_length()))
+
+
+def some_of(chunks: int, count: int, rng: random.Random) -> list[int]:
+    """Up to `count` chunks of the set: a run from a random place on, around the end."""
+    picked: list[int] = []
+    place = rng.randrange(chunks.bit_length()) if chunks else 0
+    while chunks and len(picked) < count:
+        place = _from(chunks, place)
+        chunks &= ~(1 << place)
+        picked.append(place)
+    return picked
+
+
+def _from(chunks: int, place: int) -> int:
+    above = chunks >> place
+    if above:
+        return place + (above & -above).bit_length() - 1
+    return (chunks & -chunks).bit_length() - 1
+
+
+def fetchable(source: Source, sources: Iterable[Source], wanted: int) -> int:
+    """What of `wanted` is to be had there.
+
+    A chunk that came wrong from there is, only if none of the other `sources` has it.
+    """
+    there = wanted & source.have
+    if not there & source.bad:
+        return there
+    elsewhere = _of_all(other for other in sources if other is not source)
+    return there & ~(source.bad & elsewhere)
+
+
+def best_source(
+    sources: Sequence[Source], wanted: int, num_needed: int, limit: int, rng: random.Random
+) -> tuple[Source, int] | None:
+    """The source to give a chunk to, and the chunks to choose from; None if nothing fits.
+
+    At most `limit` chunks are in flight at one source; `num_needed` chunks are missing
+    altogether, those in flight included.
+    """
+    best: tuple[tuple[float, ...], Source, int] | None = None
+    fastest = max((s.rate for s in sources if s.rate), default=1.0)
+    for source in sources:
+        if len(source.in_flight) >= limit:
+            continue
+        among = fetchable(source, sources, wanted) & ~_better_left(source, sources, num_needed)
+        if not among:
+            continue
+        wait = (len(source.in_flight) + 1) / (source.rate or fastest)
+        rank = (source.locality, wait, rng.random())
+        if best is None or rank < best[0]:
+            best = (rank, source, among)
+    return None if best is None else best[1:]
+
+
+def _better_left(source: Source, sources: Iterable[Source], num_needed: int) -> int:
+    """What faster ones have, if they'd be through with everything before it did one chunk.
+
+    Only sources with a strictly higher rate count, so that no two wait for each other.
+    """
+    rate = source.rate
+    if not rate:
+        return 0
+    faster = [s for s in sources if s.rate and s.rate > rate]
+    combined = sum(s.rate or 0.0 for s in faster)
+    return 0 if num_needed * rate >= combined else _of_all(faster)
+
+
+def _of_all(sources: Iterable[Source]) -> int:
+    """The chunks that some of these have, and didn't send wrong bytes of."""
+    chunks = 0
+    for source in sources:
+        chunks |= source.have & ~source.bad
+    return chunks

@@ -1,0 +1,70 @@
+"""The sources that one pull knows.
+
+Rule of this file. A table and questions about it: whom it may hold, who of them answers.
+What is asked of a source is courting.py's business, what is fetched from it dispatch.py's.
+
+A source is remembered when the directory names it, or another source does. We ourselves
+never are. Bound: `max_candidates`; at the bound a source that is of no use and has no
+story makes room, else the newcomer is not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tensorhub_p2p.protocol.messages import Phase
+from tensorhub_p2p.protocol.pulls.sources import (
+    ACTIVE,
+    ANSWERED,
+    Source,
+    SourceFacts,
+    SourceId,
+    SourceState,
+)
+
+
+class SourceTable:
+    """At most `max_candidates` sources, in the order in which they were first heard of."""
+
+    def __init__(self, own: SourceId, max_candidates: int) -> None:
+        self._own = own
+        self._max = max_candidates
+        self._sources: dict[SourceId, Source] = {}
+
+    def __iter__(self) -> Iterator[Source]:
+        return iter(self._sources.values())
+
+    def get(self, source: SourceId) -> Source | None:
+        return self._sources.get(source)
+
+    def remember(self, source: SourceId, locality: int, phase: Phase) -> Source | None:
+        """The source's entry; None if it is ourselves, or one too many."""
+        known = self._sources.get(source)
+        if known is not None or source == self._own:
+            return known
+        if len(self._sources) >= self._max and not self._forget_one():
+            return None
+        known = self._sources[source] = Source(source, locality, phase, listed=False)
+        return known
+
+    def _forget_one(self) -> bool:
+        """Make room: forget a source that is of no use and has no story."""
+        for id, source in self._sources.items():
+            idle = source.state not in ACTIVE and not source.in_flight and not source.owes_bye
+            if idle and not source.listed and not source.bytes and not source.mismatches:
+                del self._sources[id]
+                return True
+        return False
+
+    def open(self) -> list[Source]:
+        """Those that serve us."""
+        return [s for s in self if s.state is SourceState.OPEN]
+
+    def answering(self) -> list[Source]:
+        """Those that serve us, or would if they had a free slot."""
+        return [s for s in self if s.state in ANSWERED]
+
+    def facts(self) -> tuple[SourceFacts, ...]:
+        """All sources that were considered, those that delivered most first."""
+        facts = [source.facts() for source in self]
+        return tuple(sorted(facts, key=lambda f: (-f.bytes, f.locality, f.source)))

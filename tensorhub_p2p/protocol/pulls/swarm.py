@@ -1,0 +1,364 @@
+"""The puller's side: one shard of one publication, fetched from whoever has its chunks.
+
+Rule of this file. A `Swarm` decides which holders are asked, which chunk is fetched from
+whom, and when to give up. It may not know how bytes move (a `Fetch` is somebody else's
+job, and comes back as `fetched` or `failed`), what a version means, or who the members
+are. The thread of the pull drives it; it ends with the pull.
+
+Theory of operation (DESIGN, "Swarm"). Candidates come from the directory, and from full
+sources that name those whom they serve. Some of them are asked for a lease (courting.py);
+every offer carries what that holder has and the digests it knows. The first offer also
+fixes the publication's layout: equal to ours, or fetched page by page (pages.py). Then the
+driver says `begin`, and chunks are fetched, the rarest first, from near and fast sources
+before others (dispatch.py, picking.py), until the ledger holds all of them (ledger.py) or
+the drought lasts too long (drought.py). A fault costs a source its chunks in flight and a
+rest; two mismatches from a source that did not withdraw, and it is shunned (sources.py).
+Verified chunks are kept.
+
+This file takes in what the driver and the sources say, and calls the parts in order: tend
+the sources, ask more of them, ask for pages, hand out fetches, notice the end.
+
+Ends: `Completed`; `Starved` or `Corrupt` when for `unavailable_after` seconds no holder
+that answers has some chunk (Corrupt if wrong bytes of it came before). `stop` ends it
+from outside. Then every source is told `PullBye`, and nothing more comes out.
+
+Own pauses: when a call comes more than a retry interval late, this process did not run,
+and nobody is judged for the silence.
+
+Bounds: `max_candidates` sources remembered, `max_sources` leases, 2 x `reader_threads`
+chunks in flight (not counting those that a stalled source sits on).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from tensorhub_p2p.config import PullConfig
+from tensorhub_p2p.errors import LayoutMismatch
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.protocol.identity import PeerId, Publication
+from tensorhub_p2p.protocol.layout import Layout
+from tensorhub_p2p.protocol.machine import Outbox, earliest
+from tensorhub_p2p.protocol.manifest import unpack
+from tensorhub_p2p.protocol.messages import (
+    LayoutPage,
+    Message,
+    Phase,
+    PullGone,
+    PullOffer,
+    PullUpdate,
+)
+from tensorhub_p2p.protocol.pulls.courting import Courtship
+from tensorhub_p2p.protocol.pulls.dispatch import Dispatch
+from tensorhub_p2p.protocol.pulls.drought import Drought
+from tensorhub_p2p.protocol.pulls.ledger import Ledger
+from tensorhub_p2p.protocol.pulls.pages import LayoutAgreement, PageRequests
+from tensorhub_p2p.protocol.pulls.pull_events import (
+    ChunkHeld,
+    Completed,
+    LayoutFound,
+    SourceFound,
+    SourceLost,
+)
+from tensorhub_p2p.protocol.pulls.source_table import SourceTable
+from tensorhub_p2p.protocol.pulls.sources import (
+    ACTIVE,
+    ANSWERED,
+    FARTHEST,
+    Candidate,
+    Fault,
+    Source,
+    SourceFacts,
+    SourceId,
+    SourceState,
+)
+
+
+class Swarm:
+    """The machine of one pull.
+
+    `pull` is unique among the peer's pulls. `own` is the slot that pulls, which others are
+    told about and which is never a source (another slot of the same peer may be). `layout`
+    is ours; `transports` are the names of those that we have, in the order of preference.
+    """
+
+    def __init__(
+        self,
+        pull: str,
+        publication: Publication,
+        own: SourceId,
+        layout: Layout,
+        transports: Iterable[str],
+        config: PullConfig,
+        rng: random.Random,
+    ) -> None:
+        self.pull = pull
+        self.publication = publication
+        self.done = False
+        self.dropped = 0
+        """Malformed messages that were dropped."""
+        self._config = config
+        self._outbox = outbox = Outbox()
+        self._sources = sources = SourceTable(own, config.max_candidates)
+        self._agreement = agreement = LayoutAgreement(layout)
+        self._ledger = ledger = Ledger(publication, agreement, outbox)
+        self._pages = PageRequests(pull, agreement, sources, config, outbox)
+        self._courtship = Courtship(
+            pull,
+            publication,
+            own.slot,
+            layout.digest,
+            tuple(transports),
+            sources,
+            ledger,
+            config,
+            rng,
+            outbox,
+        )
+        self._dispatch = Dispatch(sources, ledger, config, rng, outbox)
+        self._drought = Drought(agreement, sources, ledger, config, rng)
+        self._begun = False
+        self._ticked = float("-inf")
+
+    # --- what the driver may ask ---------------------------------------------------------
+
+    @property
+    def outbox(self) -> Outbox:
+        return self._outbox
+
+    @property
+    def layout(self) -> Layout | None:
+        """The publication's, once it is known."""
+        return self._agreement.found
+
+    @property
+    def held(self) -> ChunkSet:
+        """What is here and verified."""
+        return self._ledger.holding
+
+    def facts(self) -> tuple[SourceFacts, ...]:
+        """All sources that were considered, those that delivered most first."""
+        return self._sources.facts()
+
+    # --- inputs of the driver ------------------------------------------------------------
+
+    def candidates(self, now: float, candidates: Iterable[Candidate]) -> None:
+        """All holders that the directory names at present; replaces what it named before."""
+        for known in self._sources:
+            known.listed = False
+        for candidate in sorted(candidates, key=lambda c: c.locality):
+            source = self._sources.remember(candidate.source, candidate.locality, candidate.phase)
+            if source is not None:
+                source.listed = True
+                source.locality, source.phase = candidate.locality, candidate.phase
+                if source.state is SourceState.DEAD and not source.in_flight:
+                    source.enter(now, SourceState.KNOWN)  # its death was refuted
+        self.tick(now)
+
+    def begin(self, now: float) -> None:
+        """From now on chunks may be fetched: bytes of ours will change."""
+        self._begun = True
+        self.tick(now)
+
+    def fetched(self, now: float, source: SourceId, chunk: int, digest: bytes) -> None:
+        """The chunk came from there, and its bytes hash to `digest`."""
+        origin = self._dispatch.landed(source, chunk)
+        if origin is None or self.layout is None:
+            return
+        at, asked = origin
+        at.delivered(now, self.layout.chunk_range(chunk)[1], asked)
+        if self._ledger.hold(chunk, digest) and not self.done:
+            self._outbox.emit(ChunkHeld(chunk, digest))
+        if at.state is SourceState.OPEN:
+            self._advance(now)  # the rest of a tick can wait until it is due: chunks come fast
+        else:
+            self.tick(now)
+
+    def failed(self, now: float, source: SourceId, chunk: int, fault: Fault, why: str = "") -> None:
+        """The chunk did not come from there, or not the right bytes. `why` is for people."""
+        origin = self._dispatch.landed(source, chunk)
+        if origin is None:
+            return
+        at, _ = origin
+        if fault is Fault.MISMATCH:
+            self._courtship.mismatch(now, at, chunk)
+        elif at.state in ACTIVE:
+            self._courtship.fault(now, at, f"{fault.value}{': ' if why else ''}{why}")
+        self.tick(now)
+
+    def unreachable(self, now: float, source: SourceId, why: str) -> None:
+        """No transport can read there."""
+        at = self._sources.get(source)
+        if at is not None and at.state in ACTIVE:
+            self._courtship.fault(now, at, f"{Fault.UNREACHABLE.value}: {why}")
+        self.tick(now)
+
+    def lost(self, now: float, peer: PeerId) -> None:
+        """Membership says that the peer is dead."""
+        for source in self._sources:
+            if source.id.peer == peer and source.state is not SourceState.DEAD:
+                source.enter(now, SourceState.DEAD)
+                source.owes_bye = False
+                self._outbox.emit(SourceLost(source.id))
+        self.tick(now)
+
+    def stop(self, now: float) -> None:
+        """End the pull from outside: say goodbye everywhere."""
+        if not self.done:
+            self._finish(complete=False)
+
+    # --- the machine ---------------------------------------------------------------------
+
+    def receive(self, now: float, sender: PeerId, message: Message) -> None:
+        if not isinstance(message, (PullOffer, PullUpdate, PullGone, LayoutPage)):
+            return
+        source = self._sources.get(SourceId(sender, message.slot))
+        if message.pull != self.pull or source is None or self.done:
+            return
+        try:
+            if isinstance(message, PullOffer):
+                self._offered(now, source, message)
+            elif isinstance(message, PullUpdate):
+                self._updated(source, message)
+            elif isinstance(message, PullGone):
+                self._gone(now, source, message)
+            else:
+                self._paged(now, source, message)
+        except ValueError as error:
+            self.dropped += 1
+            source.note(f"sent a malformed {type(message).__name__}: {error}")
+        self.tick(now)
+
+    def tick(self, now: float) -> None:
+        if self.done:
+            return
+        self._hold_verdicts(now)
+        for source in self._sources:
+            self._courtship.tend(now, source)
+        self._courtship.ask_more(now)
+        self._pages.tick(now)
+        self._advance(now)
+        self._check_drought(now)
+
+    def _advance(self, now: float) -> None:
+        """Hand out what can be fetched; notice the end."""
+        self._ticked = now
+        if self.done or not self._begun or self.layout is None:
+            return
+        self._dispatch.hand_out(now)
+        if self._ledger.held.bit_count() == self.layout.num_chunks:
+            self._outbox.emit(Completed())
+            self._finish(complete=True)
+
+    def _hold_verdicts(self, now: float) -> None:
+        """After a pause of our own, what came meanwhile is still unread: nobody was silent."""
+        planned = self.next_wakeup()
+        late = 0.0 if planned is None else now - max(planned, self._ticked)
+        if late <= self._config.retry_interval:
+            return
+        for source in self._sources:
+            if source.state is SourceState.ASKING:
+                source.since += late
+        self._drought.postpone(late)
+
+    def next_wakeup(self) -> float | None:
+        if self.done:
+            return None
+        return earliest(
+            *(self._courtship.due(source) for source in self._sources),
+            self._pages.next_wakeup(),
+            self._drought.next_wakeup(),
+            self._dispatch.next_stall(self._ticked) if self._begun else None,
+        )
+
+    # --- what sources say ----------------------------------------------------------------
+
+    def _offered(self, now: float, source: Source, offer: PullOffer) -> None:
+        if source.state not in ACTIVE or offer.publication != self.publication:
+            return
+        num_chunks = self._agreement.grid(offer)
+        have = ChunkSet.from_bytes(num_chunks, offer.have)
+        digests = unpack(num_chunks, offer.known, offer.digests)
+        if not self._agreement.settled:
+            self._settle(offer)
+        if offer.layout != self._agreement.digest:
+            self._courtship.rest(now, source, "offers another layout of the same publication")
+            return
+        source.have = have.bits
+        self._ledger.learn(source, digests)
+        for peer, slot in offer.others:
+            other = self._sources.remember(SourceId(peer, slot), FARTHEST, Phase.PARTIAL)
+            if other is not None and other.state is SourceState.KNOWN:
+                other.listed = True
+        if not offer.granted:
+            if source.state is not SourceState.WAITING:
+                source.enter(now, SourceState.WAITING)
+        elif not offer.endpoints:
+            self._courtship.fault(now, source, "offers no transport that we have")
+        elif source.state is not SourceState.OPEN or source.endpoints != offer.endpoints:
+            source.endpoints = offer.endpoints
+            source.enter(now, SourceState.OPEN)
+            self._outbox.emit(SourceFound(source.id, offer.endpoints))
+
+    def _updated(self, source: Source, update: PullUpdate) -> None:
+        if source.state in ANSWERED and self._agreement.settled:
+            source.have = ChunkSet.from_bytes(self._ledger.manifest.num_chunks, update.have).bits
+            self._ledger.learn(source, update.digests)
+
+    def _gone(self, now: float, source: Source, gone: PullGone) -> None:
+        """It withdrew, or our lease lapsed: what came out wrong before was lost, not a lie."""
+        forgiven = (
+            source.state is SourceState.SHUNNED and now < source.since + self._config.lease_seconds
+        )
+        if source.state in ACTIVE or forgiven:
+            source.bad = source.mismatches = 0
+            self._courtship.rest(now, source, f"let us go: {gone.reason}")
+
+    # --- the layout ----------------------------------------------------------------------
+
+    def _settle(self, offer: PullOffer) -> None:
+        """The first sound offer decides which layout we go by."""
+        self._agreement.settle(offer)
+        self._ledger.renew()
+        if self._agreement.found is not None:
+            self._layout_found(self._agreement.found)
+
+    def _paged(self, now: float, source: Source, page: LayoutPage) -> None:
+        if self._agreement.next is None:
+            return
+        try:
+            self._pages.take(now, source, page)
+        except LayoutMismatch as error:
+            self._start_over(now, source, str(error))
+            return
+        if self._agreement.found is not None:
+            self._layout_found(self._agreement.found)
+
+    def _start_over(self, now: float, liar: Source, why: str) -> None:
+        """The layout that was announced does not exist: ask everybody again what it is."""
+        self._pages.stop()
+        self._ledger.renew()
+        self._courtship.rest(now, liar, why)
+        for source in self._sources:
+            source.have = source.wanted = 0
+            if source.state in ANSWERED:
+                self._courtship.ask(now, source)
+
+    def _layout_found(self, layout: Layout) -> None:
+        self._pages.stop()
+        self._drought.forget()
+        self._outbox.emit(LayoutFound(layout))
+        self._ledger.announce_known()
+
+    # --- the end -------------------------------------------------------------------------
+
+    def _check_drought(self, now: float) -> None:
+        verdict = None if self.done else self._drought.check(now)
+        if verdict is not None:
+            self._outbox.emit(verdict)
+            self._finish(complete=False)
+
+    def _finish(self, *, complete: bool) -> None:
+        self.done = True
+        self._courtship.end(complete=complete)

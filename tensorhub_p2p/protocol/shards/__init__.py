@@ -1,0 +1,1 @@
+"""One handle: what it publishes, serves and asks for."""

@@ -1,0 +1,139 @@
+"""Who holds a shard of a publication, told to pulls for as long as they run.
+
+Rules of this file. A `Following` reads the holders keys and says what it finds. It knows
+nothing of what a pull does with that; it decides nothing.
+
+Theory of operation. A follow reads its shard's key at once, whenever the key changed (the
+directory watches it), and every `holders_interval` all the same, as news of changes may be
+lost and deaths change no key. It has at most one read under way (inquiry.py): reads that
+are not answered, as in a partition, don't pile up, and no late answer follows a newer one.
+`HoldersChanged` is emitted for the first answer, and for each that differs from the last.
+While nobody in the own zone has all of the shard, holders in other zones are looked for too.
+What bounds it: one follow for each pull that runs; it ends with `stop`.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+from tensorhub_p2p.config import PullConfig
+from tensorhub_p2p.protocol.directory.inquiry import Inquiry
+from tensorhub_p2p.protocol.directory.records import (
+    Liveness,
+    Records,
+    Registers,
+    holders_key,
+    values,
+)
+from tensorhub_p2p.protocol.identity import Publication
+from tensorhub_p2p.protocol.machine import Outbox, earliest
+from tensorhub_p2p.protocol.messages import HolderRecord, Phase
+from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
+
+
+class Follow:
+    """One pull that wants to know who holds its shard."""
+
+    def __init__(
+        self,
+        now: float,
+        number: int,
+        model: str,
+        shard: int,
+        publication: Publication,
+        records: Records,
+        liveness: Liveness,
+        interval: float,
+    ) -> None:
+        self.outbox = Outbox()
+        self._number = number
+        self._publication = publication
+        self._holders: tuple[Holder, ...] | None = None
+        self._records = records
+        self._liveness = liveness
+        self._interval = interval
+        key = holders_key(model, shard)
+        self._inquiry = Inquiry(records, key, self._on_registers)
+        self._watch = records.watch(now, key, self._look)
+        self._look_at = now
+        self._look(now)
+
+    def _look(self, now: float) -> None:
+        self._look_at = now + self._interval
+        self._inquiry.look(now, self._is_held_whole)
+
+    def _is_held_whole(self, registers: Registers) -> bool:
+        return any(
+            record.publication == self._publication
+            and record.phase is Phase.READY
+            and not self._liveness.is_gone(register.writer)
+            for register, record in values(registers, HolderRecord)
+        )
+
+    def _on_registers(self, _now: float, registers: Registers) -> None:
+        holders = tuple(
+            Holder(register.writer, record.slot, record.phase)
+            for register, record in values(registers, HolderRecord)
+            if record.publication == self._publication
+            and record.phase is not Phase.HIDDEN
+            and not self._liveness.is_gone(register.writer)
+        )
+        if holders != self._holders:
+            self._holders = holders
+            self.outbox.emit(HoldersChanged(self._number, holders))
+
+    def stop(self, now: float) -> None:
+        self._inquiry.stop()
+        self._records.unwatch(now, self._watch)
+
+    def tick(self, now: float) -> None:
+        if now >= self._look_at:
+            self._look(now)
+
+    def next_wakeup(self) -> float | None:
+        return self._look_at
+
+
+class Following:
+    """The follows of one peer, by number."""
+
+    def __init__(self, records: Records, liveness: Liveness, config: PullConfig) -> None:
+        self.outbox = Outbox()
+        self._follows: dict[int, Follow] = {}
+        self._numbers = count(1)
+        self._records = records
+        self._liveness = liveness
+        self._config = config
+
+    def start(self, now: float, model: str, shard: int, publication: Publication) -> int:
+        """Begin a follow; its number is in each of its `HoldersChanged`."""
+        number = next(self._numbers)
+        self._follows[number] = Follow(
+            now,
+            number,
+            model,
+            shard,
+            publication,
+            self._records,
+            self._liveness,
+            self._config.holders_interval,
+        )
+        return number
+
+    def stop(self, now: float, number: int) -> None:
+        """End it; an unknown one is ignored."""
+        follow = self._follows.pop(number, None)
+        if follow is not None:
+            follow.stop(now)
+
+    def pump(self) -> None:
+        """Take what the follows put out."""
+        for follow in self._follows.values():
+            self.outbox.items += follow.outbox.drain()
+
+    def tick(self, now: float) -> None:
+        for follow in list(self._follows.values()):
+            follow.tick(now)
+
+    def next_wakeup(self) -> float | None:
+        return earliest(*(follow.next_wakeup() for follow in self._follows.values()))

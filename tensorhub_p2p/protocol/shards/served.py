@@ -1,0 +1,81 @@
+"""What a handle serves at present: no shard, or one, or one that it is taking back.
+
+Rules of this file. `Served` belongs to one handle; it makes and ends its `ShardServer`s,
+and passes on to it what is about the very publication that it serves. Leases and news are
+serving.py's; when to serve or stop is shard.py's.
+"""
+
+from __future__ import annotations
+
+from tensorhub_p2p.config import PullConfig
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.protocol.identity import Publication, Slot
+from tensorhub_p2p.protocol.layout import Layout
+from tensorhub_p2p.protocol.messages import Endpoint
+from tensorhub_p2p.protocol.shards.serving import ShardServer
+
+
+class Served:
+    """At most one server of a handle."""
+
+    def __init__(self, slot: Slot, config: PullConfig) -> None:
+        self.server: ShardServer | None = None
+        self._slot = slot
+        self._config = config
+        self._stopping = False
+
+    def begin(
+        self,
+        publication: Publication,
+        layout: Layout,
+        endpoints: tuple[Endpoint, ...],
+        *,
+        origin: bool,
+    ) -> None:
+        """Serve this one from now on: all of it as its origin, else what gets verified."""
+        have = None if origin else ChunkSet(layout.num_chunks)
+        self._stopping = False
+        self.server = ShardServer(
+            self._slot, publication, layout, endpoints, self._config, have=have, origin=origin
+        )
+
+    def serves(self, publication: Publication) -> bool:
+        """It is being served, and not being taken back."""
+        return self._of(publication) is not None and not self._stopping
+
+    def stop(self, now: float, reason: str) -> None:
+        """Send the readers elsewhere; the server's `Drained` follows."""
+        if self.server is not None:
+            self._stopping = True
+            self.server.withdraw(now, reason)
+
+    def drained(self) -> None:
+        """The readers are gone, unless this is of a server before."""
+        if self._stopping:
+            self.server = None
+
+    def end(self) -> None:
+        """Serve nothing, whoever still reads."""
+        self.server = None
+
+    def _of(self, publication: Publication) -> ShardServer | None:
+        same = self.server is not None and self.server.publication == publication
+        return self.server if same else None
+
+    def digested(self, now: float, publication: Publication, chunk: int, digest: bytes) -> None:
+        """The origin's digest of a chunk was taken."""
+        server = self._of(publication)
+        if server is not None:
+            server.digested(now, chunk, digest)
+
+    def verified(self, now: float, publication: Publication, chunk: int, digest: bytes) -> None:
+        """A pull verified a chunk: serve it on."""
+        server = self._of(publication)
+        if server is not None:
+            server.verified(now, chunk, digest)
+
+    def revoked(self, now: float, publication: Publication, chunk: int) -> None:
+        """A pull takes a verified chunk back: serve it no longer."""
+        server = self._of(publication)
+        if server is not None:
+            server.revoked(now, chunk)

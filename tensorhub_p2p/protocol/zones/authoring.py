@@ -1,0 +1,94 @@
+"""Writing the own zone's summary: what it says, and when it is time for a new one.
+
+Rules of this file. It drafts and times; summaries.py says which summary wins, and zones.py
+spreads it. It is asked at the zone's first gateway only.
+
+Theory of operation. A summary is written when it would say something else than the newest
+one known, at most each `summary_interval`, with a counter one above that one's. The number of
+members counts as something else only when it has changed by more than a tenth, so that
+comings and goings in one zone cost the others nothing.
+
+When views differ, two peers may hold themselves for the first gateway (the home pool is
+partitioned, say, and the far network isn't). So that they don't outbid each other as
+fast as they can, the word of another writer that still lives stands for `takeover_seconds`.
+
+Of a gateway it says only who it is and where it can be called, since every peer of every zone
+passes it on a dozen times.
+
+Bounds: as many models, gateways and bytes as summaries.py lets pass; the models with the
+oldest news are left out first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from tensorhub_p2p.config import ZonesConfig
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.membership.summaries import MAX_MODELS, is_sound
+from tensorhub_p2p.protocol.messages import VersionHint, ZoneSummary
+
+
+class Author:
+    """Writes for one zone, on behalf of this peer."""
+
+    def __init__(
+        self, me: PeerInfo, config: ZonesConfig, is_alive: Callable[[PeerId], bool]
+    ) -> None:
+        self._me = me
+        self._config = config
+        self._is_alive = is_alive
+        self._next = -math.inf
+        self._heard_at = -math.inf
+
+    def heard(self, now: float) -> None:
+        """Another's summary of the own zone is news."""
+        self._heard_at = now
+
+    def write(
+        self,
+        now: float,
+        known: ZoneSummary | None,
+        gateways: tuple[PeerInfo, ...],
+        members: int,
+        newest: tuple[VersionHint, ...],
+    ) -> ZoneSummary | None:
+        """A new summary, if there is something new to say and it is time; None if not.
+
+        `newest` has the most recent news first.
+        """
+        if now < self._next or (known is not None and self._stands(now, known)):
+            return None
+        if known is not None and abs(members - known.members) * 10 <= known.members:
+            members = known.members
+        counter = known.counter + 1 if known is not None else 1
+        contacts = tuple(PeerInfo(g.peer_id, g.name, g.zone, g.addresses) for g in gateways)
+        draft = ZoneSummary(self._me.zone, counter, contacts, members, newest[:MAX_MODELS])
+        new = _shortened(draft)
+        if new is None or _says_the_same(new, known):
+            return None
+        self._next = now + self._config.summary_interval
+        return new
+
+    def _stands(self, now: float, known: ZoneSummary) -> bool:
+        writer = known.gateways[0].peer_id if known.gateways else self._me.peer_id
+        if writer == self._me.peer_id or not self._is_alive(writer):
+            return False
+        return now < self._heard_at + self._config.takeover_seconds
+
+
+def _says_the_same(new: ZoneSummary, known: ZoneSummary | None) -> bool:
+    return known is not None and msgspec.structs.replace(known, counter=new.counter) == new
+
+
+def _shortened(summary: ZoneSummary) -> ZoneSummary | None:
+    """As much of it as others would take; None if that is nothing."""
+    while not is_sound(summary):
+        if not summary.newest:
+            return None
+        fewer = summary.newest[: len(summary.newest) // 2]
+        summary = msgspec.structs.replace(summary, newest=fewer)
+    return summary
