@@ -79,4 +79,8 @@ class Outbox:
 
 def earliest(*times: float | None) -> float | None:
     """The first of several wake-ups; None stands for "nothing pending"."""
-    return min((t for t in times if t is not None), default=None)
+    first = None
+    for time in times:
+        if time is not None and (first is None or time < first):
+            first = time
+    return first

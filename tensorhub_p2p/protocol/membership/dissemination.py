@@ -75,9 +75,13 @@ class Dissemination(Generic[Subject, News]):
 
     def take(self, budget: int, limit: int) -> tuple[News, ...]:
         """News for one message: at most `budget` bytes; what was sent `limit` times is gone."""
+        if not self._sends:
+            return ()
         chosen: list[tuple[Subject, _Piece[News], int]] = []
         used = 0
         for sends, tier in enumerate(self._by_sends):
+            if not tier:
+                continue
             for subject, piece in reversed(tier.items()):
                 if chosen and used + _SMALLEST > budget:
                     break

@@ -55,11 +55,15 @@ class Suspicion:
     held_until: float = -math.inf
     """The judge doubts itself: no verdict before."""
 
-    @property
-    def deadline(self) -> float:
+    deadline: float = math.inf
+    """When the verdict falls, as it stands."""
+
+    def reckon(self) -> float:
+        """Find the deadline anew, after any of the above has changed."""
         confirmations = max(0, len(self.accusers) - 1)
         seconds = timeout(confirmations, self.expected, self.shortest, self.longest)
-        return max(self.held_until, min(self.cap, self.started + seconds))
+        self.deadline = max(self.held_until, min(self.cap, self.started + seconds))
+        return self.deadline
 
 
 class Suspicions:
@@ -139,7 +143,8 @@ class Suspicions:
         """The earliest verdict."""
         while self._heap:
             deadline, peer = self._heap[0]
-            if self.deadline(peer) == deadline:
+            suspicion = self._running.get(peer)
+            if suspicion is not None and suspicion.deadline == deadline:
                 return deadline
             heapq.heappop(self._heap)
         return None
@@ -158,10 +163,10 @@ class Suspicions:
         return due
 
     def _schedule(self, peer: PeerId) -> None:
-        heapq.heappush(self._heap, (self._running[peer].deadline, peer))
+        heapq.heappush(self._heap, (self._running[peer].reckon(), peer))
         if len(self._heap) > 64 + 4 * len(self._running):
             self._sort()
 
     def _sort(self) -> None:
-        self._heap = [(suspicion.deadline, peer) for peer, suspicion in self._running.items()]
+        self._heap = [(suspicion.reckon(), peer) for peer, suspicion in self._running.items()]
         heapq.heapify(self._heap)
