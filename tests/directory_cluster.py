@@ -1,8 +1,8 @@
 """A simulated cluster of directories, with a stand-in for membership.
 
 Each peer has its own view of the members, as SWIM would: claims merge by (incarnation,
-status). News of a join or death reaches each peer after a delay of its own, or by the views
-that disagreeing directories exchange.
+status). News of a join or death reaches each peer after a delay of its own, or when directories
+disagree: then the two peers exchange their views, one after the other.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tensorhub_p2p.protocol.directory.directory import (
     Admit,
     Directory,
     KeyChanged,
+    OwnersDiffer,
     ReadDone,
     RequestExpired,
-    ViewLearnt,
     WriteDone,
     WriteRefused,
     admit_all,
@@ -28,6 +28,8 @@ from tensorhub_p2p.protocol.messages import Key, Register, Rumour, SlotClaim, St
 from tensorhub_p2p.sim.network import Link, SimNetwork
 
 KEY = Key("versions", "policy")
+TRIP = 0.005
+"""Seconds that a view takes from one peer to another."""
 
 
 def value(number: int) -> SlotClaim:
@@ -48,7 +50,7 @@ class Peer:
     ) -> None:
         self.me = me
         self.claims: dict[PeerId, tuple[int, Status]] = {me: (0, Status.ALIVE)}
-        self.directory = Directory(me, config, random.Random(f"{seed}{me}"), admit, self.view)
+        self.directory = Directory(me, config, random.Random(f"{seed}{me}"), admit)
         self.events: list[Event] = []
         self.ended: dict[int, Event] = {}
 
@@ -106,11 +108,22 @@ class Cluster:
     def on_event(self, me: PeerId, event: Event) -> None:
         peer = self.everyone[me]
         peer.events.append(event)
-        if isinstance(event, ViewLearnt):
-            peer.absorb(self.now, event.view)
+        if isinstance(event, OwnersDiffer):
+            self.compare(peer, self.everyone[event.peer])
         elif isinstance(event, (ReadDone, WriteDone, WriteRefused, RequestExpired)):
             assert event.request not in peer.ended, "a request ended twice"
             peer.ended[event.request] = event
+
+    def compare(self, one: Peer, other: Peer) -> None:
+        """What membership does when two views seem to differ, if nothing gets lost."""
+
+        def learns(peer: Peer, of: Peer) -> None:
+            weather, hosts = self.net.weather, (self.net.host(peer.me), self.net.host(of.me))
+            if peer.me in self.peers and not weather.cuts(*reversed(hosts)):
+                self.tell(peer, *of.view())
+
+        self.net.at(self.now + TRIP, lambda: learns(other, one))
+        self.net.at(self.now + 2 * TRIP, lambda: learns(one, other))
 
     def tell(self, peer: Peer, *rumours: Rumour) -> None:
         """Membership news reaches this peer now."""

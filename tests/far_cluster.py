@@ -116,7 +116,7 @@ class FarCluster(Cluster):
 
     def held(self, zone: str, key: Key) -> Registers:
         """What the owners of the key in this zone hold, withdrawn registers left out."""
-        asker = self.nodes[self.of(zone)[0]]
+        asker = self.nodes[next(i for i in self.of(zone) if i not in self.excused)]
         found: list[Registers] = []
         asker.records.read(self.now, key, lambda _now, registers: found.append(registers))
         self.net.settle(asker.info.peer_id)

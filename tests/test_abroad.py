@@ -15,6 +15,7 @@ from tensorhub_p2p.errors import Timeout
 from tensorhub_p2p.protocol.abroad.remote_writes import FIRST_NUMBER
 from tensorhub_p2p.protocol.directory.records import holders_key, versions_key
 from tensorhub_p2p.protocol.envelope import WIRE_VERSION, Envelope, Undecodable, pack, unpack
+from tensorhub_p2p.protocol.groups.resolving import LONGEST_REST
 from tensorhub_p2p.protocol.identity import (
     NOBODY,
     Generation,
@@ -24,10 +25,13 @@ from tensorhub_p2p.protocol.identity import (
     Publication,
     Slot,
 )
+from tensorhub_p2p.protocol.machine import Send
+from tensorhub_p2p.protocol.membership.summaries import MAX_MODELS
 from tensorhub_p2p.protocol.messages import (
     DirectoryMismatch,
     DirectoryWrite,
     DirectoryWritten,
+    Gossip,
     HolderRecord,
     Key,
     Message,
@@ -35,8 +39,11 @@ from tensorhub_p2p.protocol.messages import (
     Pin,
     Question,
     Register,
+    Rumour,
     SlotClaim,
+    Status,
     VersionRecord,
+    ViewDigest,
     ZoneAnswer,
     ZoneAsk,
     ZoneCheck,
@@ -161,9 +168,20 @@ def test_whoever_waits_asks_another_zone_once_in_a_while() -> None:
     before = asked(c)
     one = len(msgspec.msgpack.encode(ZoneAsk(1 << 16, VERSIONS))) + 100
     c.net.run_for(40)
-    assert asked(c) - before <= one * (40 / CONFIG.revisit_interval + 1)
+    assert asked(c) - before <= one * (40 / LONGEST_REST + 1)
     assert asked(c) > before
     c.ends(*numbers)
+
+
+def test_a_model_that_found_no_place_in_its_zones_summary_is_found_all_the_same() -> None:
+    c = published(1)
+    for i in range(MAX_MODELS):
+        c.nodes[trainers(c)[0]].zones.hint(c.now, f"m{i}", 0, 1)
+    asker = rollouts(c)[0]
+    elsewhere = c.nodes[asker].abroad.records.elsewhere
+    assert elsewhere("policy") == (0, 1)
+    c.eventually(lambda: elsewhere("policy") is None)
+    assert c.replicate_all(ROLLOUT, rollouts(c)).publication.version == 1
 
 
 def test_what_exists_elsewhere_is_listed_with_its_zones() -> None:
@@ -266,6 +284,45 @@ def test_three_zones_and_the_silence_of_one_hides_nothing_of_the_other() -> None
     everywhere_known(c, "north", 3)
     c.cut("north", "west")
     assert c.replicate_all(ROLLOUT, rollouts(c)).publication.version == 2
+
+
+LATE = Group("policy", "late")
+
+
+def silenced() -> tuple[FarCluster, int, int]:
+    """West has a copy, at a peer that is stopped, and known to be; also, who asks for one."""
+    c = FarCluster(sizes={"east": 3, "west": 5})
+    trainer, (rollout, late, *_) = c.of("east")[0], c.of("west")
+    for group, peer in ((TRAINER, trainer), (ROLLOUT, rollout), (LATE, late)):
+        c.form(group, [peer])
+    c.publish_all(TRAINER, [trainer], 1)
+    everywhere_known(c, "east", 1)
+    c.replicate_all(ROLLOUT, [rollout])
+    everywhere_known(c, "west", 1)
+    c.pause(rollout)
+    for node in (c.nodes[i] for i in c.of("west") if i != rollout):
+        claim = Rumour(c.id(rollout), 0, Status.UNRESPONSIVE)
+        node.receive(c.now, c.id(late), Gossip((claim,)))
+        assert node.zones.status(c.id(rollout)) is Status.UNRESPONSIVE
+        c.net.settle(node.info.peer_id)
+    return c, rollout, late
+
+
+def test_a_copy_at_home_whose_holders_are_silent_hides_none_in_another_zone() -> None:
+    c, _, late = silenced()
+    (answer,) = c.ask_all(LATE, [late])
+    assert answer.publication.version == 1
+    assert [pin.zone for pin in pins(c, "east")] == ["west"], "kept where it can be read"
+    assert not pins(c, "west")
+    assert follow(c, late, answer.publication) == {c.id(c.of("east")[0])}
+
+
+def test_a_silent_holder_is_still_named_where_nobody_else_has_a_copy() -> None:
+    c, rollout, late = silenced()
+    c.cut("east", "west")
+    (answer,) = c.ask_all(LATE, [late])
+    assert len(pins(c, "west")) == 1
+    assert follow(c, late, answer.publication) == {c.id(rollout)}
 
 
 # --- gateways ---
@@ -455,9 +512,8 @@ def test_an_owner_tells_a_writer_of_another_zone_nothing_of_its_members() -> Non
     for abroad in (True, False):
         message = DirectoryWrite(FIRST_NUMBER, VERSIONS, 1, register, abroad=abroad)
         node.receive(c.now, writer, message)
-        (answer,) = [item.message for item in node.outbox.drain() if getattr(item, "to", 0)]  # type: ignore[union-attr]
-        assert isinstance(answer, DirectoryMismatch)
-        assert bool(answer.view) != abroad
+        answers = [type(item.message) for item in node.outbox.drain() if isinstance(item, Send)]
+        assert answers == [DirectoryMismatch, *([] if abroad else [ViewDigest])]
 
 
 # --- deaths ---
@@ -705,7 +761,7 @@ def test_what_is_remembered_of_other_zones_is_bounded() -> None:
     assert [v.version for v in found] == [1]
 
 
-def test_a_gateway_works_on_so_many_asks_and_drops_the_rest() -> None:
+def test_a_gateway_works_on_so_many_asks_and_refuses_the_rest() -> None:
     c = published(1)
     (gateway, *_) = c.gateways("east")
     node = c.nodes[gateway]
@@ -714,7 +770,7 @@ def test_a_gateway_works_on_so_many_asks_and_drops_the_rest() -> None:
     assert node.abroad.dropped["ask, and too many are being worked on"] >= 10
     c.net.settle(c.id(gateway))
     c.net.run_for(CONFIG.patience + 1)
-    assert not node.abroad._embassy._asked
+    assert not node.abroad._embassy._readings
 
 
 def test_groups_and_what_else_stays_in_its_zone_is_not_told() -> None:
@@ -730,7 +786,7 @@ def test_groups_and_what_else_stays_in_its_zone_is_not_told() -> None:
         ZoneAnswer(7, VERSIONS, ()),
         ZoneChecked(7, (STRANGER,)),
         DirectoryWritten(FIRST_NUMBER + 7),
-        DirectoryMismatch(FIRST_NUMBER + 7, ()),
+        DirectoryMismatch(FIRST_NUMBER + 7),
         ZoneGreeting(PeerInfo(STRANGER, "s", "east", ("s:1",))),
     ],
     ids=lambda message: type(message).__name__,
@@ -743,6 +799,8 @@ def test_whoever_was_asked_nothing_changes_nothing(message: Message) -> None:
     assert not node.liveness.is_gone(STRANGER)
     assert not node.abroad._asks._known
     assert sum(node.abroad.dropped.values()) == (0 if isinstance(message, ZoneGreeting) else 1)
+    unasked = node.zones.dropped["greeting that was not asked for"]
+    assert unasked == (1 if isinstance(message, ZoneGreeting) else 0)
 
 
 def test_only_the_zone_of_a_peer_that_was_asked_about_says_that_it_is_gone() -> None:

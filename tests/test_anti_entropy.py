@@ -11,7 +11,14 @@ from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.envelope import pack
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Outbox, Send, SendTo
-from tensorhub_p2p.protocol.membership.anti_entropy import MAX_ANSWERS, SMALL_CLUSTER, AntiEntropy
+from tensorhub_p2p.protocol.membership.anti_entropy import (
+    ANSWER_INTERVALS,
+    MAX_ANSWERS,
+    MAX_ASKED,
+    MAX_TOLD,
+    SMALL_CLUSTER,
+    AntiEntropy,
+)
 from tensorhub_p2p.protocol.membership.hints import Hints
 from tensorhub_p2p.protocol.membership.members import PARTS, Members, MemberView, part_of
 from tensorhub_p2p.protocol.membership.summaries import Summaries
@@ -177,7 +184,7 @@ def test_of_different_views_only_the_parts_that_differ_travel() -> None:
     assert {part_of(r.peer) for r in answer.view[1:]} == {part_of(odd)}
     assert Rumour(odd, 0, DEAD, info(odd)) in answer.view
     assert len(answer.view) < 3000 / PARTS * 2
-    desk.views.reply(ANN, answer)
+    desk.views.reply(0.0, ANN, answer)
     ((to, reply),) = desk.sent()
     assert to == ANN
     assert isinstance(reply, PushPullReply)
@@ -189,10 +196,10 @@ def test_of_different_views_only_the_parts_that_differ_travel() -> None:
 def test_hints_and_summaries_travel_with_both_halves() -> None:
     desk = Desk(ANN)
     hint, summary = VersionHint("model", 0, 7), ZoneSummary("zone", 1, ())
-    desk.hints.note(hint)
+    desk.hints.note(0.0, hint)
     desk.summaries.note(summary)
     desk.views.answer_digest(0.0, ANN, (1,) * PARTS, 0)
-    desk.views.reply(ANN, PushPull(info(ANN), ()))
+    desk.views.reply(0.0, ANN, PushPull(info(ANN), ()))
     for _, message in desk.sent():
         assert isinstance(message, (PushPull, PushPullReply))
         assert message.hints == (hint,)
@@ -214,6 +221,78 @@ def test_a_digest_of_another_length_is_not_answered(length: int) -> None:
     assert desk.sent() == []
 
 
+def test_those_who_take_others_for_owners_are_asked_a_few_an_interval_whoever_they_are() -> None:
+    desk = Desk(ANN)
+    for peer in peers(20):
+        desk.views.differs(1.0, peer)
+    assert [to for to, _ in desk.sent()] == peers(MAX_ANSWERS)
+    desk.views.differs(1.0 + 2 * CONFIG.gossip_interval, ANN)
+    assert desk.sent() == [(ANN, ViewDigest(desk.digest()))]
+
+
+@pytest.mark.parametrize("asked", [(), tuple(range(PARTS))])
+@pytest.mark.parametrize("joining", [False, True])
+def test_whole_views_are_told_up_to_a_bound_however_many_ask(
+    asked: tuple[int, ...], joining: bool
+) -> None:
+    desk = Desk(*peers(1000))
+    desk.hints.note(0.0, VersionHint("model", 0, 7))
+    told = []
+    for _ in range(100):
+        desk.views.reply(1.0, ANN, PushPull(info(ANN), (), joining, dialled="me:1", parts=asked))
+        ((_, reply),) = desk.sent()
+        assert isinstance(reply, PushPullReply)
+        assert reply.dialled == "me:1"
+        told.append(len(reply.view))
+        assert reply.hello is (told[-1] == 1), "a comparison follows if it isn't whole"
+        assert bool(reply.hints) is not reply.hello
+    assert told == [1001] * 9 + [1] * 91
+    assert sum(told[:8]) < MAX_TOLD < sum(told[:9])
+    assert not desk.views.answer_digest(1.0, ANN, (1,) * PARTS, 0), "nor in answer to digests"
+    later = 1.0 + 2 * CONFIG.gossip_interval
+    assert desk.views.answer_digest(later, ANN, (1,) * PARTS, 0)
+    ((_, answer),) = desk.sent()
+    assert isinstance(answer, PushPull)
+    assert len(answer.view) == 1001
+
+
+# -- replies --
+
+
+def reply(peer: PeerId, dialled: str = "") -> PushPullReply:
+    return PushPullReply(info(peer), (), dialled=dialled)
+
+
+def test_a_reply_is_owed_by_whom_was_asked_and_once() -> None:
+    desk = Desk(ANN, BOB)
+    desk.views.greet(0.0, ANN)
+    desk.views.answer_digest(0.0, BOB, (1,) * PARTS, 0)
+    desk.views.dial(0.0, "there:1", joining=True)
+    assert not desk.views.is_answer(1.0, ANN, reply(ANN, "elsewhere:1"))
+    for peer, dialled in ((ANN, ""), (BOB, ""), (PeerId("cid"), "there:1")):
+        assert desk.views.is_answer(1.0, peer, reply(peer, dialled))
+        assert not desk.views.is_answer(1.0, peer, reply(peer, dialled))
+
+
+def test_a_reply_that_comes_much_later_is_owed_no_more() -> None:
+    limit = ANSWER_INTERVALS * CONFIG.probe_interval
+    for late, owed in ((0.0, True), (0.1, False)):
+        desk = Desk(ANN)
+        desk.views.greet(5.0, ANN)
+        assert desk.views.is_answer(5.0 + limit + late, ANN, reply(ANN)) is owed
+
+
+def test_only_the_latest_that_were_asked_are_remembered() -> None:
+    desk = Desk()
+    asked = peers(MAX_ASKED + 1)
+    for peer in asked:
+        desk.views.greet(0.0, peer)
+    assert [desk.views.is_answer(0.0, peer, reply(peer)) for peer in asked] == [
+        False,
+        *[True] * MAX_ASKED,
+    ]
+
+
 # -- hellos --
 
 
@@ -221,7 +300,7 @@ def test_who_joins_is_told_everything_and_others_who_call_just_who_this_is() -> 
     desk = Desk(*peers(50))
     for joining, told in ((True, 51), (False, 1)):
         hello = PushPull(info(ANN), (), joining, dialled="me:1", hello=True)
-        desk.views.reply(ANN, hello)
+        desk.views.reply(0.0, ANN, hello)
         ((_, reply),) = desk.sent()
         assert isinstance(reply, PushPullReply)
         assert len(reply.view) == told
@@ -232,8 +311,8 @@ def test_who_joins_is_told_everything_and_others_who_call_just_who_this_is() -> 
 
 def test_a_hello_holds_nothing_but_the_sender() -> None:
     desk = Desk(*peers(50))
-    desk.views.dial("there:1", joining=True)
-    desk.views.greet(ANN)
+    desk.views.dial(0.0, "there:1", joining=True)
+    desk.views.greet(0.0, ANN)
     assert desk.sent() == [
         ("there:1", PushPull(info(ME), (OWN,), True, dialled="there:1", hello=True)),
         (ANN, PushPull(info(ME), (OWN,), hello=True)),
@@ -244,8 +323,8 @@ def test_a_hello_holds_nothing_but_the_sender() -> None:
 def test_who_is_held_for_gone_learns_it_from_the_first_hello(status: Status) -> None:
     desk = Desk(ANN, BOB)
     desk.holds(ANN, status)
-    desk.views.greet(ANN)
-    desk.views.reply(ANN, PushPull(info(ANN), (), hello=True))
+    desk.views.greet(0.0, ANN)
+    desk.views.reply(0.0, ANN, PushPull(info(ANN), (), hello=True))
     for _, message in desk.sent():
         assert isinstance(message, (PushPull, PushPullReply))
         assert message.view == (OWN, Rumour(ANN, 0, status))

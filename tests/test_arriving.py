@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.messages import ZoneSummary
+from tensorhub_p2p.protocol.messages import ZoneGreeting, ZoneSummary
 from tensorhub_p2p.protocol.zones.arriving import MAX_NAMED, Arrival, Contact
 from tensorhub_p2p.protocol.zones.greeting import (
     CALLERS,
@@ -12,6 +12,7 @@ from tensorhub_p2p.protocol.zones.greeting import (
     MAX_CALLER_BYTES,
     REMEMBERED,
     Greeter,
+    is_alone,
 )
 
 ALONE_AFTER, RETRY = 3.0, 0.5
@@ -69,6 +70,41 @@ def test_a_later_greeting_that_names_nobody_does_not_end_the_search() -> None:
     looking.greeted(1.0, CONTACT, (peer("a"),))
     looking.greeted(1.1, CONTACT, ())
     assert looking.at is None
+
+
+def test_who_knows_nobody_itself_is_asked_again() -> None:
+    looking = arrival()
+    looking.greeted(1.0, CONTACT, (), is_alone=True)
+    assert looking.at is None
+    looking.greeted(1.5, CONTACT, (peer("a"),))
+    assert looking.due(1.5) == (peer("a"),)
+    assert looking.at is None
+
+
+def test_who_is_greeted_by_lonely_peers_only_is_alone_after_a_while() -> None:
+    looking = arrival()
+    for now in (1.0, 1.5, 2.0):
+        looking.greeted(now, CONTACT, (), is_alone=True)
+    assert looking.next_wakeup() == 1.0 + ALONE_AFTER
+    looking.due(1.0 + ALONE_AFTER)
+    assert looking.at == 1.0 + ALONE_AFTER
+
+
+def test_those_named_late_are_called_for_as_long_as_those_named_at_once() -> None:
+    looking = arrival()
+    looking.greeted(1.0, CONTACT, (), is_alone=True)
+    looking.greeted(3.9, CONTACT, (peer("a"),))
+    looking.due(1.0 + ALONE_AFTER)
+    assert looking.at is None
+    looking.due(3.9 + ALONE_AFTER)
+    assert looking.at == 3.9 + ALONE_AFTER
+
+
+def test_a_greeting_shows_whether_its_sender_knows_anybody_of_its_zone() -> None:
+    me, other = peer("e", "east"), peer("f", "east")
+    assert is_alone(ZoneGreeting(me))
+    assert is_alone(ZoneGreeting(me, (ZoneSummary("east", 1, (me,)), WEST)))
+    assert not is_alone(ZoneGreeting(me, (ZoneSummary("east", 1, (me, other)),)))
 
 
 def test_a_peer_that_is_its_own_seed_waits_for_others_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tensorhub_p2p.config import AbroadConfig
 from tensorhub_p2p.protocol.abroad.asking import Asks, Found, Place
@@ -50,7 +51,7 @@ class Asker:
 
     def __post_init__(self) -> None:
         self.outbox = Outbox()
-        self.speakers = Speakers(ME, "west", self.summaries)
+        self.speakers = Speakers(ME, "west", 2, self.summaries)
         self.asks = Asks(
             self.speakers,
             Foreigners(10),
@@ -182,6 +183,21 @@ def test_peers_that_are_no_gateways_are_not_asked_in_a_tight_loop() -> None:
     assert len(asker.go_on(0.3)) == 1
 
 
+def test_gateways_that_are_all_busy_are_asked_less_and_less_often() -> None:
+    asker = Asker()
+    (to, _), now, times = asker.ask(0.0), 0.0, [0.0]
+    while not asker.ended:
+        asker.asks.not_a_gateway(now, to)
+        now = asker.asks.next_wakeup() or now
+        asker.asks.tick(now)
+        for other, _ in asker.asked():
+            to = other
+            times.append(now)
+    assert len(times) <= 4 + CONFIG.patience / CONFIG.retry_interval
+    pauses = [b - a for a, b in pairwise(times)]
+    assert pauses == sorted(pauses)
+
+
 def test_a_zone_of_which_nobody_speaks_is_silent() -> None:
     asker = Asker(gateways=())
     assert asker.asks.look(0.0, EAST) is Found.SILENT
@@ -190,7 +206,7 @@ def test_a_zone_of_which_nobody_speaks_is_silent() -> None:
 
 def test_half_of_the_askers_begin_with_each_gateway() -> None:
     firsts = [
-        Speakers(PeerId(f"{i:016x}"), "west", Asker().summaries).speaker("east", 0)
+        Speakers(PeerId(f"{i:016x}"), "west", 2, Asker().summaries).speaker("east", 0)
         for i in range(200)
     ]
     assert 60 < firsts.count(NAMED[0]) < 140

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
+import pytest
 
 from tensorhub_p2p.config import ZonesConfig
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.membership.summaries import MAX_MODELS, MAX_SUMMARY_BYTES, is_sound
+from tensorhub_p2p.protocol.membership.summaries import (
+    MAX_COUNTER,
+    MAX_MODELS,
+    MAX_SUMMARY_BYTES,
+    Summaries,
+    is_sound,
+)
 from tensorhub_p2p.protocol.messages import VersionHint, ZoneSummary
-from tensorhub_p2p.protocol.zones.authoring import Author
+from tensorhub_p2p.protocol.zones.authoring import RENEWALS, Author
 
 CONFIG = ZonesConfig()
+FADES_AFTER = 7200.0
 
 
 def peer(name: str) -> PeerInfo:
@@ -25,7 +35,7 @@ class Writing:
 
     def __init__(self) -> None:
         self.alive = {ME.peer_id, OTHER.peer_id}
-        self.author = Author(ME, CONFIG, self.alive.__contains__)
+        self.author = Author(ME, CONFIG, FADES_AFTER, self.alive.__contains__)
         self.known: ZoneSummary | None = None
 
     def write(
@@ -64,6 +74,14 @@ def test_nothing_is_written_while_there_is_nothing_new_to_say() -> None:
     assert writing.write(200.0, gateways=(OTHER, ME)) is not None
 
 
+def test_a_zone_that_has_nothing_new_to_say_says_so_several_times_until_others_forget_it() -> None:
+    writing = Writing()
+    writing.write(0.0)
+    written = [now for now in range(int(FADES_AFTER)) if writing.write(float(now)) is not None]
+    assert len(written) == RENEWALS - 1
+    assert max(b - a for a, b in pairwise([0, *written])) <= FADES_AFTER / RENEWALS + 1
+
+
 def test_small_changes_of_the_number_of_members_are_no_news_and_large_ones_are() -> None:
     writing = Writing()
     writing.write(0.0)
@@ -91,6 +109,17 @@ def test_the_word_of_another_living_writer_stands_for_a_while() -> None:
     new = writing.write(10.0 + CONFIG.takeover_seconds)
     assert new is not None
     assert new.counter == 8
+
+
+@pytest.mark.parametrize("absurd", [10**9, MAX_COUNTER // 2 + 5, MAX_COUNTER])
+def test_whatever_counter_a_summary_has_its_zone_writes_the_next_one(absurd: int) -> None:
+    writing, summaries = Writing(), Summaries(8)
+    liar = ZoneSummary("east", absurd, (OTHER,), 3)
+    writing.heard(10.0, liar)
+    new = writing.write(10.0 + CONFIG.takeover_seconds)
+    assert new is not None
+    summaries.note(liar)
+    assert summaries.note(new)
 
 
 def test_a_dead_writer_is_replaced_at_once() -> None:

@@ -156,8 +156,8 @@ def test_a_register_that_came_by_a_merge_is_judged_when_its_writer_asks() -> Non
         PULL_ONLY,
         Random(1),
         admit,
-        tuple,
         lambda _now, to, message: sent.append((to, message)),
+        lambda _peer: None,
     )
     owner.ring_changed(0.0, Ring.of((me, writer, other), 16))
     publish = Register(writer, "0@trainer", 1, 1, record(publication(5)))

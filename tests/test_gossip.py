@@ -154,7 +154,7 @@ def test_each_kind_of_news_has_a_budget_of_its_own() -> None:
     mouth = Mouth(ANN)
     mouth.hears(500)
     for number in range(500):
-        mouth.hints.note(VersionHint(f"model-{number}", 0, 1))
+        mouth.hints.note(0.0, VersionHint(f"model-{number}", 0, 1))
         mouth.summaries.note(ZoneSummary(f"zone-{number}", 1, ()))
     mouth.gossiper.gossip_to(ANN)
     ((_, gossip),) = mouth.sent()
@@ -166,7 +166,7 @@ def test_each_kind_of_news_has_a_budget_of_its_own() -> None:
 
 def test_only_gossip_carries_hints_and_summaries() -> None:
     mouth = Mouth(ANN)
-    mouth.hints.note(VersionHint("model", 0, 1))
+    mouth.hints.note(0.0, VersionHint("model", 0, 1))
     mouth.summaries.note(ZoneSummary("zone", 1, ()))
     mouth.gossiper.send(ANN, Ping(1))
     assert mouth.sent() == [(ANN, Ping(1))]
@@ -191,7 +191,7 @@ def test_who_is_held_for_silent_or_gone_hears_that_first_and_that_the_sender_is_
 
 def test_a_buried_peer_hears_it_too() -> None:
     mouth = Mouth(ANN)
-    mouth.members.bury(BOB, (5, DEAD))
+    mouth.members.bury(BOB, (5, DEAD), 0.0)
     assert mouth.rumours_to(BOB, Ack(1)) == (Rumour(BOB, 5, DEAD, None, ME), OWN)
 
 
@@ -199,7 +199,7 @@ def test_no_news_is_wasted_on_the_silent() -> None:
     mouth = Mouth(ANN, BOB)
     mouth.holds(BOB, SUSPECT)
     mouth.hears()
-    mouth.hints.note(VersionHint("model", 0, 1))
+    mouth.hints.note(0.0, VersionHint("model", 0, 1))
     for _ in range(100):
         mouth.gossiper.gossip_to(BOB)
     mouth.sent()

@@ -78,7 +78,7 @@ def test_nothing_is_told_after_stop() -> None:
 
 
 def test_a_later_write_of_a_register_replaces_the_one_under_way() -> None:
-    directory = Directory(ME, DirectoryConfig(), random.Random(1), admit_all, tuple)
+    directory = Directory(ME, DirectoryConfig(), random.Random(1), admit_all)
     records = PendingRecords(directory)
     ended: list[str] = []
 

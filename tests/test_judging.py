@@ -139,6 +139,13 @@ def test_while_nobody_is_heard_nobody_is_accused() -> None:
         assert court.status is (SUSPECT if accused else ALIVE), now
 
 
+def test_adopted_members_count_as_heard_of_then() -> None:
+    court = Court()
+    court.judge.adopt(100.0)
+    court.silent(102.0, anybody=False)
+    assert court.status is ALIVE
+
+
 def test_health_that_deafness_ruined_does_not_end_the_doubt() -> None:
     court = Court()
     court.opinions._health.note(+7)

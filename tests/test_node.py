@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from cluster import LAYOUT, ROLLOUT, TRAINER, Cluster
 
+from tensorhub_p2p.config import Config, SwimConfig
 from tensorhub_p2p.errors import StateError
 from tensorhub_p2p.protocol.directory.directory import KeyChanged
 from tensorhub_p2p.protocol.directory.records import holders_key
-from tensorhub_p2p.protocol.identity import Group, PeerId, Publication, Slot
+from tensorhub_p2p.protocol.directory.ring import owners_hash
+from tensorhub_p2p.protocol.identity import Group, PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.machine import Send
-from tensorhub_p2p.protocol.membership.swim_events import Evidence
-from tensorhub_p2p.protocol.messages import DirectoryRead, Message, Ping, PullHello
+from tensorhub_p2p.protocol.membership.swim_events import Evidence, MemberForgotten
+from tensorhub_p2p.protocol.messages import (
+    DirectoryMismatch,
+    DirectoryRead,
+    DirectoryWrite,
+    Gossip,
+    Key,
+    Message,
+    Ping,
+    PullHello,
+    Register,
+    Rumour,
+    Status,
+    ViewDigest,
+)
+from tensorhub_p2p.protocol.node import Node
 from tensorhub_p2p.protocol.shards.verbs import HoldersChanged
 
 ALONE = Group("policy", "alone")
 S = Slot(ALONE, 0)
+KEY = Key("holders", "policy", "0")
 
 
 def published(peers: int = 5) -> tuple[Cluster, Publication]:
@@ -146,3 +166,39 @@ def test_a_peer_that_did_not_run_doubts_its_copies_before_it_answers_the_first_m
     node.directory.receive = receive  # type: ignore[method-assign]
     node.receive(cluster.now + 10.0, asker, DirectoryRead(1, key, 0))
     assert order[:2] == ["doubt", "answer"]
+
+
+# --- membership and directory ---
+
+
+def lone(config: Config) -> Node:
+    info = PeerInfo(PeerId("me"), "me", "here", ("me:1",))
+    node = Node(info, config, random.Random(1))
+    node.join(0.0, [])
+    node.tick(0.0)
+    node.outbox.drain()
+    return node
+
+
+@pytest.mark.parametrize("abroad", [False, True])
+def test_with_whoever_takes_others_for_owners_views_are_compared(abroad: bool) -> None:
+    node, other = lone(Config()), PeerId("other")
+    register = Register(other, "a", 0, 1, None)
+    node.receive(0.1, other, DirectoryWrite(1, KEY, 123, register, abroad))
+    sent = [item for item in node.outbox.drain() if isinstance(item, Send)]
+    assert Send(other, DirectoryMismatch(1)) in sent
+    compared = [item for item in sent if isinstance(item.message, ViewDigest)]
+    assert len(compared) == (0 if abroad else 1), "other zones have other members"
+
+
+def test_what_one_wrote_that_died_before_this_peer_came_is_dropped_in_the_end() -> None:
+    node = lone(Config(swim=SwimConfig(forget_dead_after=60)))
+    dead, seal = PeerId("dead"), owners_hash((node.info.peer_id,))
+    node.receive(1.0, dead, DirectoryWrite(1, KEY, seal, Register(dead, "a", 0, 1, None)))
+    node.receive(1.0, PeerId("other"), Gossip((Rumour(dead, 0, Status.DEAD),)))
+    assert node.directory._owner._count == 1
+    node.tick(60.9)
+    assert node.directory._owner._count == 1
+    node.tick(61.1)
+    assert node.directory._owner._count == 0
+    assert MemberForgotten(dead) in node.outbox.drain()

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_p2p.config import SwimConfig
+from tensorhub_p2p.config import WIDE_AREA, SwimConfig
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.membership.health import LocalHealth
 from tensorhub_p2p.protocol.membership.members import Members, MemberView
 from tensorhub_p2p.protocol.membership.probing import (
     MAX_URGENT,
-    NACK_SHARE,
     ProbeOrder,
     Prober,
     Silence,
@@ -365,7 +364,7 @@ def test_a_relay_says_in_time_that_it_got_no_answer_and_passes_on_a_late_one() -
     bench = Bench(*EVERYBODY)
     bench.prober.asked(0.0, ANN, PingRequest(7, SICK))
     ((_, ping),) = bench.sent()
-    bench.prober.tick(NACK_SHARE * CONFIG.probe_timeout)
+    bench.prober.tick(0.4)
     assert bench.sent() == [(ANN, Nack(7))]
     bench.prober.tick(0.9)
     assert bench.sent() == [], "once"
@@ -384,8 +383,15 @@ def test_what_is_relayed_is_forgotten_after_an_interval() -> None:
     assert bench.prober._relayed == {}
 
 
-def test_a_nack_arrives_before_the_asker_judges() -> None:
-    assert CONFIG.probe_timeout + NACK_SHARE * CONFIG.probe_timeout < CONFIG.probe_interval
+@pytest.mark.parametrize("config", [CONFIG, WIDE_AREA])
+def test_a_nack_arrives_before_the_asker_judges(config: SwimConfig) -> None:
+    """Though the question and the Nack each take a fiftieth of the interval."""
+    way = config.probe_interval / 50
+    bench = Bench(*EVERYBODY, config=config)
+    bench.prober.asked(config.probe_timeout + way, ANN, PingRequest(7, SICK))
+    bench.sent()
+    bench.prober.tick(config.probe_interval - way)
+    assert bench.sent() == [(ANN, Nack(7))]
 
 
 def test_nothing_is_due_while_nobody_is_there() -> None:

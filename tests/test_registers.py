@@ -21,6 +21,15 @@ def test_pins_that_were_taken_back_are_forgotten_once_there_are_many() -> None:
     assert [writer for writer, _ in held] == [f"pin/0@rollout{i}" for i in range(5, 9)]
 
 
+def test_the_pins_that_were_taken_back_first_are_forgotten_first() -> None:
+    """Of the others an older copy may still be under way, which would bring them back."""
+    held = cells(9, "pin/0@rollout", PIN)
+    for writer, name in reversed(tuple(held)):
+        merge(held, (Register(writer, name, 1, 3, None),))
+    assert prune_pins(held, kept=4) == 5
+    assert {writer for writer, _ in held} == {f"pin/0@rollout{i}" for i in range(4)}
+
+
 def test_pins_that_stand_and_what_else_was_withdrawn_are_kept() -> None:
     held = cells(20, "pin/0@rollout", PIN) | cells(20, "0@rollout", None)
     assert prune_pins(held, kept=4) == 0

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import pytest
 from registry import Registry, admit_all
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.directory.admission import WITHDRAWN
 from tensorhub_p2p.protocol.directory.owner import Refusal
-from tensorhub_p2p.protocol.directory.records import versions_key
-from tensorhub_p2p.protocol.groups.resolving import DirectoryResolver, ResolverState
+from tensorhub_p2p.protocol.directory.records import Registers, versions_key
+from tensorhub_p2p.protocol.groups.resolving import (
+    LONGEST_REST,
+    DirectoryResolver,
+    ResolverState,
+)
 from tensorhub_p2p.protocol.groups.selection import NO_FLOOR
 from tensorhub_p2p.protocol.identity import (
     NOBODY,
@@ -21,6 +28,7 @@ from tensorhub_p2p.protocol.identity import (
 )
 from tensorhub_p2p.protocol.messages import (
     Decision,
+    Key,
     Phase,
     Question,
     Register,
@@ -126,6 +134,96 @@ def test_a_mark_that_was_only_read_is_written_to_a_quorum_before_it_is_acted_on(
     assert race.decision is None
     race.admit = admit_all
     race.until(lambda: race.decision is not None)
+
+
+class Waiting:
+    """A leader whose question nothing answers; what its own zone holds, and how far it looks."""
+
+    def __init__(self) -> None:
+        self.race = Race()
+        self.race.tick = 0.001
+        self.crossed: list[float] = []
+        """When other zones were looked at."""
+        self.enough: Callable[[Registers], bool] | None = None
+        self.changed: Callable[[float], None] = lambda _now: None
+        self.then: Callable[[float, Registers], None] | None = None
+        slot = Slot(Group("policy", "rollout"), 0)
+        liveness = self.race.peer(PeerId("rollout"))
+        self.resolver = DirectoryResolver(
+            slot,
+            self,  # type: ignore[arg-type]
+            liveness,
+            GroupConfig(),
+            lambda _now: None,
+        )
+        self.resolver.resolve(0.0, LATEST, 1, NO_FLOOR, lambda _now, _decision: None)
+
+    def read(
+        self,
+        now: float,
+        _key: Key,
+        then: Callable[[float, Registers], None],
+        enough: Callable[[Registers], bool] | None = None,
+    ) -> int:
+        self.then, self.enough = then, enough
+        return 1
+
+    def watch(self, _now: float, _key: Key, then: Callable[[float], None]) -> int:
+        self.changed = then
+        return 1
+
+    def elsewhere(self, _model: str) -> None:
+        return None
+
+    def answer(self, now: float) -> None:
+        """The own zone has nothing, and so have the others, if they are looked at."""
+        then, self.then = self.then, None
+        if then is not None:
+            assert self.enough is not None
+            if not self.enough(()):
+                self.crossed.append(now)
+            then(now, ())
+
+    def go_on(self, until: float) -> list[float]:
+        """When other zones were looked at meanwhile."""
+        self.crossed.clear()
+        while (due := self.resolver.next_wakeup()) is not None and due <= until:
+            self.resolver.tick(due)
+            self.answer(due)
+        return list(self.crossed)
+
+
+def test_who_waits_looks_at_other_zones_at_growing_pauses_and_at_its_own_at_the_same() -> None:
+    waiting = Waiting()
+    waiting.answer(0.0)
+    assert waiting.crossed == [0.0]
+    looks = [0.0, *waiting.go_on(60.0)]
+    pauses = [b - a for a, b in pairwise(looks)]
+    assert pauses[:3] == sorted(pauses[:3])
+    assert max(pauses) <= LONGEST_REST + 4 * GroupConfig().retry_interval
+    assert len(looks) <= 60 / LONGEST_REST + 4
+    due = waiting.resolver.next_wakeup()
+    assert due is not None
+    assert due <= 60.0 + 4 * GroupConfig().retry_interval
+
+
+def test_who_waits_looks_at_other_zones_at_once_when_there_is_news() -> None:
+    waiting = Waiting()
+    waiting.answer(0.0)
+    waiting.go_on(60.0)
+    waiting.crossed.clear()
+    waiting.changed(60.1)
+    waiting.answer(60.1)
+    assert waiting.crossed == [60.1]
+
+
+def test_a_refusal_is_followed_by_a_look_at_other_zones_again() -> None:
+    waiting = Waiting()
+    waiting.answer(0.0)
+    waiting.go_on(60.0)
+    waiting.resolver._again(60.0)
+    (looked,) = waiting.go_on(60.0 + GroupConfig().retry_interval)
+    assert looked == 60.0 + GroupConfig().retry_interval
 
 
 def test_what_a_holder_had_whole_needs_no_further_mark() -> None:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -397,9 +398,7 @@ def test_a_watch_whose_heartbeats_stop_is_not_the_peers_doing(
     process.open.accept()[0].close()  # the look
     connection, _ = process.open.accept()
     with connection:
-        connection.settimeout(PATIENCE)
-        connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))
-        connection.sendall(b"\x04\x1c\x05READY\x0bSocket-Type" + bytes(3) + b"\x06ROUTER")
+        greet_by_hand(connection)
         watcher.until_told(ACCEPTED)
         watcher.until_told(GREETED)
         watcher.until_told(DISCONNECTED, ACCEPTED)
@@ -433,6 +432,34 @@ def test_a_look_without_an_answer_tells_nothing_unless_the_watch_stands(
         watcher.watch_until_up(process.address)
         watcher.look(deaf)
         watcher.until_told(GREETED)
+
+
+def greet_by_hand(connection: socket.socket) -> None:
+    """As a ROUTER would; what is said after that is for the test."""
+    connection.settimeout(PATIENCE)
+    connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))
+    connection.sendall(b"\x04\x1c\x05READY\x0bSocket-Type" + bytes(3) + b"\x06ROUTER")
+
+
+def test_a_watch_whose_end_has_not_shown_yet_answers_for_no_look(
+    watcher: Watcher, process: Process
+) -> None:
+    process.stand_still()
+    process.open.settimeout(PATIENCE)
+    watcher.watch(process.address)
+    with ExitStack() as stack:
+        look, _ = process.open.accept()
+        greet_by_hand(stack.enter_context(look))
+        watcher.until(lambda: watcher.state is State.DIALLING)
+        connection, _ = process.open.accept()
+        greet_by_hand(stack.enter_context(connection))
+        watcher.until(lambda: watcher.watching.is_up(PEER))
+        with deaf_address() as deaf:
+            watcher.look(deaf)
+            watcher.until(lambda: PEER in watcher.watching._unanswered)
+            assert watcher.watching.is_up(PEER), "its heartbeats aren't missed yet"
+            watcher.until(lambda: PEER not in watcher.watching._unanswered)
+    assert watcher.told[:1] == [(PEER, DISCONNECTED)]
 
 
 def test_a_refused_look_at_one_of_two_addresses_tells_nothing(watcher: Watcher) -> None:

@@ -243,14 +243,22 @@ def test_a_look_whose_dial_is_lost_is_answered_by_a_watch_that_stands() -> None:
         watcher.look(B)
     network.run_for(5)
     assert watcher.shown(B) == [GREETED] * 100
-    network.crash(B, host=True)
-    watcher.look(B)
-    network.run_for(0.6)
-    assert watcher.shown(B) == [GREETED] * 101, "its end has not shown yet"
-    network.run_for(5)
-    watcher.look(B)
+    assert watcher.times(B)[-1] == 1.25, "when it would have ended, had B been gone"
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+@pytest.mark.parametrize("gone_for", [0.1, 1.0, 5.0])
+def test_a_watch_whose_end_has_not_shown_yet_answers_for_no_look(
+    gone_for: float, loss: float
+) -> None:
+    network, watcher = watching(B, loss=loss)
     network.run_for(1)
-    assert GREETED not in watcher.shown(B)[101:]
+    network.crash(B, host=True)
+    network.run_for(gone_for)
+    for _ in range(20):
+        watcher.look(B)
+    network.run_for(5)
+    assert GREETED not in watcher.shown(B)
 
 
 def test_one_who_comes_back_with_its_memory_is_greeted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from tensorhub_p2p.protocol.membership.summaries import (
     MAX_MODELS,
     MAX_SUMMARY_BYTES,
     Summaries,
+    next_counter,
 )
 from tensorhub_p2p.protocol.messages import VersionHint, ZoneSummary
 
@@ -33,6 +35,24 @@ def test_the_higher_counter_wins_in_whatever_order_they_arrive() -> None:
     assert not summaries.note(summary(1, "a"))
     assert summaries.note(summary(3, "c"))
     assert summaries.of("east") == summary(3, "c")
+
+
+@pytest.mark.parametrize("absurd", [MAX_COUNTER, MAX_COUNTER - 1, MAX_COUNTER // 2, 10**9])
+def test_after_any_counter_there_is_a_next_one(absurd: int) -> None:
+    summaries = Summaries(8)
+    assert summaries.note(summary(absurd, "liar"))
+    for _ in range(3):
+        after = summary(next_counter(absurd), "a")
+        assert summaries.note(after)
+        assert not summaries.note(summary(absurd, "liar"))
+        absurd = after.counter
+
+
+def test_an_absurd_counter_does_not_beat_a_known_one() -> None:
+    summaries = Summaries(8)
+    summaries.note(summary(7, "a"))
+    assert not summaries.note(summary(MAX_COUNTER, "liar"))
+    assert summaries.of("east") == summary(7, "a")
 
 
 def test_the_same_summary_again_is_no_news() -> None:

@@ -215,6 +215,40 @@ def test_the_gone_are_forgotten_in_the_end_and_still_cannot_come_back_by_hearsay
     assert not machine.is_reachable(OTHER)
 
 
+def forgotten(machine: Swim) -> list[PeerId]:
+    return [e.peer for e in machine.outbox.drain() if isinstance(e, MemberForgotten)]
+
+
+def test_who_died_before_this_peer_came_is_forgotten_as_long_after_that_was_heard() -> None:
+    machine = swim(config=SwimConfig(forget_dead_after=60))
+    hear(machine, claim(OTHER, DEAD), now=10)
+    hear(machine, claim(THIRD, DEAD), now=10)
+    hear(machine, alive(THIRD, 1), now=20)
+    machine.tick(69)
+    assert forgotten(machine) == []
+    machine.tick(71)
+    assert forgotten(machine) == [OTHER], "the other one came back"
+    machine.tick(200)
+    assert forgotten(machine) == [], "once"
+    hear(machine, alive(OTHER), now=200)
+    assert not machine.is_reachable(OTHER), "its tombstone is still there"
+
+
+def test_who_makes_room_in_the_table_is_forgotten() -> None:
+    machine = swim(OTHER, config=SwimConfig(max_members=2))
+    hear(machine, claim(OTHER, DEAD))
+    machine.receive(1.0, FRIEND, Gossip((alive(THIRD),)))
+    assert machine.is_reachable(THIRD)
+    assert forgotten(machine) == [OTHER]
+
+
+def test_a_tombstone_that_makes_room_is_of_one_that_is_forgotten() -> None:
+    machine = swim(config=SwimConfig(max_members=2))
+    for number, told in ((0, []), (1, []), (2, [PeerId("dead-0")])):
+        machine.receive(0.0, FRIEND, Gossip((claim(PeerId(f"dead-{number}"), DEAD),)))
+        assert forgotten(machine) == told
+
+
 # -- what it says of itself --
 
 
@@ -308,10 +342,6 @@ def test_a_death_in_somebodys_view_is_only_an_accusation() -> None:
     machine = swim(OTHER)
     machine.receive(0.0, FRIEND, PushPull(info(FRIEND), (claim(OTHER, DEAD),)))
     assert machine.status(OTHER) is SUSPECT
-    machine = swim(OTHER)
-    machine.absorb(0.0, (claim(OTHER, DEAD), alive(THIRD)))
-    assert machine.status(OTHER) is SUSPECT
-    assert machine.status(THIRD) is ALIVE
 
 
 def test_after_an_own_pause_it_probes_again_before_it_judges() -> None:
@@ -328,6 +358,13 @@ def test_after_an_own_pause_it_probes_again_before_it_judges() -> None:
     assert {e.member.status for e in events(seen) if isinstance(e, MemberChanged)} >= {DEAD}
 
 
+def test_one_that_hears_nobody_from_the_first_moment_on_accuses_nobody_for_a_while() -> None:
+    machine = Swim(info(ME), SwimConfig(), random.Random(1))
+    machine.adopt(0.0, map(info, (ME, FRIEND, OTHER, THIRD, PeerId("fourth"))))
+    seen = run(machine, 0, 20, answering=[])
+    assert not [e for e in events(seen) if isinstance(e, MemberChanged)]
+
+
 def test_a_verdict_that_was_due_in_an_own_pause_waits_for_what_was_said_meanwhile() -> None:
     machine = swim(OTHER)
     hear(machine, claim(OTHER, SUSPECT))
@@ -342,13 +379,15 @@ def test_a_verdict_that_was_due_in_an_own_pause_waits_for_what_was_said_meanwhil
     assert machine.status(OTHER) is ALIVE
 
 
-@pytest.mark.parametrize("first", ["a view", "a zone's summary", "a call", "a contact", "a notice"])
+@pytest.mark.parametrize(
+    "first", ["a comparison", "a zone's summary", "a call", "a contact", "a notice"]
+)
 def test_whatever_comes_first_after_an_own_pause_is_not_taken_for_the_usual(first: str) -> None:
     machine = swim(OTHER)
     run(machine, 0, 1.9, answering=[FRIEND, OTHER])
     machine.outbox.drain()
-    if first == "a view":
-        machine.absorb(100.0, (alive(THIRD),))
+    if first == "a comparison":
+        machine.compare(100.0, OTHER)
     elif first == "a zone's summary":
         machine.tell(100.0, ZoneSummary("there", 1, ()))
     elif first == "a call":
@@ -523,7 +562,7 @@ def test_only_a_higher_version_is_news() -> None:
     assert told(VersionHint("m", 0, 5)) == [NewerVersion("m", 0, 5)]
     assert told(VersionHint("m", 0, 5), VersionHint("m", 0, 4)) == []
     assert told(VersionHint("m", 1, 0)) == [NewerVersion("m", 1, 0)]
-    machine.hint("m", 1, 7)
+    machine.hint(0.0, "m", 1, 7)
     assert told(VersionHint("m", 1, 6)) == []
 
 
@@ -537,7 +576,7 @@ def test_hints_of_too_many_models_are_dropped() -> None:
 def test_a_flood_of_rumours_does_not_hold_up_a_hint() -> None:
     machine = swim()
     hear(machine, *(alive(PeerId(f"p{i}")) for i in range(500)))
-    machine.hint("m", 0, 1)
+    machine.hint(0.0, "m", 0, 1)
     machine.tick(0.2)
     gossip = [m for m in sent(machine.outbox.drain(), Gossip) if isinstance(m, Gossip)]
     assert gossip

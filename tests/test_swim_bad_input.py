@@ -490,10 +490,20 @@ def test_an_answer_to_a_flood_is_no_larger_than_the_bounds_allow(kind: str) -> N
 def test_thousands_of_foreign_peers_in_one_view_fill_the_table_and_no_more() -> None:
     machine = swim(SwimConfig(max_members=100))
     view = tuple(alive(f"foreign-{number}") for number in range(20_000))
-    machine.receive(0.0, FRIEND, PushPullReply(info(FRIEND), view))
+    machine.receive(0.0, FRIEND, PushPull(info(FRIEND), view))
     assert len(machine.members()) == 101
     assert machine.dropped["newcomer beyond max_members"] == 20_000 - 98
     assert machine.is_reachable(OTHER)
+
+
+@pytest.mark.parametrize("dialled", ["", "seed:1", "friend:1"])
+def test_a_reply_that_nobody_asked_for_is_counted_and_changes_nothing(dialled: str) -> None:
+    machine = swim()
+    view = (alive(FRIEND), alive(PeerId("foreign")), Rumour(OTHER, 0, DEAD))
+    machine.receive(0.0, FRIEND, PushPullReply(info(FRIEND), view, dialled=dialled))
+    assert machine.status(PeerId("foreign")) is None
+    assert machine.status(OTHER) is ALIVE
+    assert machine.dropped["view nobody asked for"] == 1
 
 
 # -- between zones --

@@ -352,7 +352,7 @@ def test_a_peer_that_wakes_from_a_long_pause_blames_nobody_and_comes_back(seed: 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_new_version_is_heard_of_within_a_second(seed: int) -> None:
     cluster = Cluster(seed, 50, LOSSY)
-    cluster.swims[PeerId("peer-9")].hint("policy", 0, 7)
+    cluster.swims[PeerId("peer-9")].hint(cluster.network.now, "policy", 0, 7)
     cluster.network.run_for(1)
     assert len(cluster.of(NewerVersion)) >= 47, "gossip alone may miss one or two of 49"
     cluster.network.run_for(ONE_EXCHANGE)
@@ -362,7 +362,7 @@ def test_a_new_version_is_heard_of_within_a_second(seed: int) -> None:
 
 def test_a_newcomer_learns_the_newest_version_as_it_joins() -> None:
     cluster = Cluster(1, 3)
-    cluster.swims[PeerId("peer-1")].hint("policy", 2, 7)
+    cluster.swims[PeerId("peer-1")].hint(cluster.network.now, "policy", 2, 7)
     cluster.network.run_for(60)
     newcomer = cluster.start()
     cluster.network.run_for(0.1)

@@ -218,9 +218,18 @@ class SwimAgainstModel(RuleBasedStateMachine):
         self.about_to_call()
         incarnation = self.model.incarnation
         self.model.hear_view(self.now, view, sender)
-        kind = PushPull if asks else PushPullReply
-        self.arrives(sender, kind(info(sender), view))
+        if asks:
+            self.arrives(sender, PushPull(info(sender), view))
+        else:
+            self.swim.dial(self.now, f"{sender}:1")
+            self.arrives(sender, PushPullReply(info(sender), view, dialled=f"{sender}:1"))
         self.take_out(incarnation, sender)
+
+    @rule(sender=peers, view=some_claims)
+    def hear_a_reply_to_nothing(self, sender: PeerId, view: tuple[Rumour, ...]) -> None:
+        self.about_to_call()
+        self.arrives(sender, PushPullReply(info(sender), view, dialled="nowhere:1"))
+        self.take_out(self.model.incarnation, sender)
 
     @rule(sender=peers, peer=peers, status=statuses)
     def somebody_says_what_is_news(self, sender: PeerId, peer: PeerId, status: Status) -> None:

@@ -322,7 +322,7 @@ class World:
         self._collect(PeerId(name))
 
     def do_hint(self, name: str, model: str, version: str) -> None:
-        self._machine(name).hint(model, 0, int(version))
+        self._machine(name).hint(self.now, model, 0, int(version))
 
     def do_cut(self, *words: str) -> None:
         side = 0

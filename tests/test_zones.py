@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zones_cluster import FAR, ZonesCluster, addresses
 
-from tensorhub_p2p.config import Config
+from tensorhub_p2p.config import WIDE_AREA, Config, SwimConfig
 from tensorhub_p2p.protocol.envelope import pack
-from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Send, SendTo
 from tensorhub_p2p.protocol.membership.swim_events import (
     Evidence,
@@ -37,6 +38,7 @@ from tensorhub_p2p.protocol.messages import (
     ZoneGreeting,
     ZoneSummary,
 )
+from tensorhub_p2p.protocol.zones.calls import ANSWERED_WITHIN, MAX_CALLS, Calls
 from tensorhub_p2p.protocol.zones.wide_area import WRAPPED, unwrap, wrap
 from tensorhub_p2p.protocol.zones.zones import FIRST_VIEW, GatewayChanged, Zones
 from tensorhub_p2p.sim.link import Link
@@ -115,6 +117,23 @@ def test_of_two_first_peers_at_one_seed_the_second_is_sent_to_the_first() -> Non
     assert cluster.until(cluster.homes_agree, 1.5), cluster.describe()
 
 
+@pytest.mark.parametrize("east", [1, 3])
+def test_a_seed_of_another_zone_that_was_just_restarted_makes_nobody_the_first(east: int) -> None:
+    """It knows of no zone yet; so what it doesn't name may be there all the same."""
+    cluster = started(east=east, west=4)
+    cluster.crash(PeerId("east-0"))
+    seed = ("east-0:1",)
+    others = addresses(cluster.of("east")[-1:])
+    cluster.start("east", seeds=others or addresses(cluster.of("west")[-1:]), address=seed[0])
+    newcomer = cluster.start("west", seeds=seed)
+
+    def joined() -> bool:
+        return any(p == newcomer and isinstance(e, Joined) for _, p, e in cluster.events)
+
+    assert cluster.network.run_until(joined, 10)
+    assert set(cluster.machines[newcomer].responsive()) == set(cluster.of("west"))
+
+
 def test_two_clusters_of_one_zone_each_that_are_each_others_seed_find_each_other() -> None:
     cluster = ZonesCluster()
     for zone, other in (("east", "west"), ("west", "east")):
@@ -164,13 +183,54 @@ def test_a_zone_whose_peers_are_all_replaced_starts_anew() -> None:
     assert cluster.knows(PeerId("east-0"))["west"].counter > before
 
 
+FORGETFUL = Config(
+    swim=SwimConfig(forget_dead_after=200.0),
+    wan=replace(WIDE_AREA, forget_dead_after=200.0),
+)
+
+
+def test_a_dead_zone_is_forgotten_and_a_quiet_one_is_not_and_it_may_start_anew() -> None:
+    cluster = ZonesCluster()
+    for zone in ("east", "west", "north"):
+        for _ in range(3):
+            cluster.start(zone, config=FORGETFUL)
+    assert cluster.until(cluster.is_whole)
+    before = cluster.knows(PeerId("east-0"))["west"].counter
+    cluster.crash(*cluster.of("west"))
+    cluster.network.run_for(100)
+    assert all("west" in cluster.knows(peer) for peer in cluster.machines)
+    cluster.network.run_for(200)
+    assert all(set(cluster.knows(peer)) == {"east", "north"} for peer in cluster.machines)
+    cluster.network.run_for(1000)
+    assert cluster.is_whole(), "those that live are renewed"
+    for _ in range(2):
+        cluster.start("west", config=FORGETFUL)
+    assert cluster.until(cluster.is_whole), cluster.describe()
+    assert cluster.knows(PeerId("east-0"))["west"].counter > before
+
+
+def test_nobody_calls_a_zone_that_is_forgotten() -> None:
+    zones = Zones(stranger("me", "east"), FORGETFUL, random.Random(1))
+    zones.join(0.0, [])
+    zones.tick(0.0)
+    told = ZoneSummary("west", 1, (stranger("w"),))
+    zones.receive(0.0, PeerId("somebody"), Gossip(summaries=(told,)))
+    called: dict[bool, int] = {True: 0, False: 0}
+    while (now := zones.next_wakeup()) is not None and now < 1000:
+        zones.tick(now)
+        late = now > 250
+        called[late] += sum(isinstance(item, SendTo) for item in zones.outbox.drain())
+    assert called[False] > 10
+    assert called[True] == 0
+
+
 # -- what is told --
 
 
 def test_the_newest_versions_of_a_zone_are_known_in_all_others() -> None:
     cluster = started(east=5, west=5, north=1)
     for version in range(1, 4):
-        cluster.machines[PeerId("east-3")].hint("policy", 0, version)
+        cluster.machines[PeerId("east-3")].hint(cluster.network.now, "policy", 0, version)
         cluster.network.run_for(0.3)
     hint = VersionHint("policy", 0, 3)
 
@@ -196,7 +256,7 @@ def test_a_busy_zone_writes_at_most_once_each_interval() -> None:
     cluster.network.run_for(10)
     before = cluster.knows(PeerId("west-2"))["east"].counter
     for version in range(300):
-        cluster.machines[PeerId("east-3")].hint("policy", 0, version)
+        cluster.machines[PeerId("east-3")].hint(cluster.network.now, "policy", 0, version)
         cluster.network.run_for(0.1)
     assert before + 5 < cluster.knows(PeerId("west-2"))["east"].counter <= before + 31
 
@@ -477,7 +537,7 @@ def test_rumours_about_peers_of_other_zones_never_enter_the_home_pool() -> None:
     claims = tuple(Rumour(i.peer_id, 0, Status.ALIVE, i) for i in (neighbour, foreigner))
     zones.receive(0.1, neighbour.peer_id, PushPull(neighbour, claims))
     zones.receive(0.2, neighbour.peer_id, Gossip(claims[1:]))
-    zones.absorb(0.3, claims)
+    zones.receive(0.3, neighbour.peer_id, Gossip(claims))
     assert [view.peer_id for view in zones.members()] == ["me", "neighbour"]
     assert zones.dropped["rumour of another zone's peer"] == 3
 
@@ -499,8 +559,56 @@ def test_a_greeting_that_nobody_asked_for_does_not_end_the_search_for_the_zone()
     zones.tick(0.2)
     assert not any(isinstance(item, Joined) for item in zones.outbox.drain())
     assert zones.gateways() == ()
-    zones.receive(0.3, PeerId("stranger"), ZoneGreeting(stranger(), dialled="seed:1"))
+    known = ZoneSummary("west", 1, (stranger(), stranger("another")))
+    zones.receive(0.3, PeerId("stranger"), ZoneGreeting(stranger(), (known,), "seed:1"))
     assert any(isinstance(item, Joined) for item in zones.outbox.drain())
+
+
+def test_a_greeting_counts_from_whom_was_called_of_late_and_from_nobody_else() -> None:
+    zones = gateway()
+    told = ZoneSummary("west", 1, (stranger("speaker"),))
+    zones.receive(0.1, PeerId("stranger"), ZoneGreeting(stranger(), (told,)))
+    zones.receive(0.2, PeerId("stranger"), ZoneGreeting(stranger(), (told,), dialled="x:1"))
+    zones.expect(0.3, PeerId("stranger"))
+    late = 0.4 + ANSWERED_WITHIN
+    zones.receive(late, PeerId("stranger"), ZoneGreeting(stranger(), (told,)))
+    assert zones.dropped["greeting that was not asked for"] == 3
+    assert called(zones, WideArea) == []
+    assert {summary.zone for summary in zones.zones()} == {"east"}
+    zones.expect(late, PeerId("stranger"))
+    zones.receive(late, PeerId("stranger"), ZoneGreeting(stranger(), (told,)))
+    assert {summary.zone for summary in zones.zones()} == {"east", "west"}
+
+
+def test_who_greets_a_gateway_that_called_repeats_the_address_under_which_it_was_called() -> None:
+    plain = machine()
+    plain.join(0.0, ["seed:1"])
+    plain.outbox.drain()
+    plain.receive(0.1, PeerId("stranger"), wrap(hello(stranger(), dialled="me:1")))
+    (greeting,) = sent(plain, ZoneGreeting)
+    assert isinstance(greeting, ZoneGreeting)
+    assert greeting.dialled == "me:1"
+
+
+def test_calls_that_are_remembered_are_bounded_the_last_ones_stay() -> None:
+    calls = Calls()
+    for number in range(2 * MAX_CALLS):
+        calls.note(0.0, f"a{number}:1")
+    assert len(calls._at) == MAX_CALLS
+    assert calls.await_answer(0.0, NOBODY, f"a{2 * MAX_CALLS - 1}:1")
+    assert not calls.await_answer(0.0, NOBODY, "a0:1")
+
+
+def test_the_word_of_a_writer_that_is_silent_does_not_stand() -> None:
+    zones = gateway()
+    other = stranger("other", "east")
+    alive = Rumour(other.peer_id, 0, Status.ALIVE, other)
+    zones.receive(1.0, other.peer_id, PushPull(other, (alive,)))
+    assert zones._lives(other.peer_id)
+    silent = Rumour(other.peer_id, 0, Status.UNRESPONSIVE)
+    zones.receive(1.1, PeerId("another"), Gossip((silent,)))
+    assert zones.status(other.peer_id) is Status.UNRESPONSIVE
+    assert not zones._lives(other.peer_id)
 
 
 def test_hearsay_about_who_called_is_never_spread() -> None:
@@ -531,7 +639,9 @@ def test_greetings_cause_no_storm_of_calls() -> None:
     calls = []
     for step in range(100):
         summary = ZoneSummary("west", step + 1, named)
-        zones.receive(1 + step / 100, PeerId("stranger"), ZoneGreeting(stranger(), (summary,)))
+        now = 1 + step / 100
+        zones.expect(now, PeerId("stranger"))
+        zones.receive(now, PeerId("stranger"), ZoneGreeting(stranger(), (summary,)))
         calls += called(zones, WideArea)
     assert sorted(calls) == sorted(addresses(info.peer_id for info in named)), "each once"
 
@@ -553,6 +663,7 @@ def test_greetings_cause_no_storm_of_calls_home() -> None:
 def test_a_gateway_calls_those_that_a_greeting_names() -> None:
     zones = gateway()
     told = ZoneSummary("west", 1, (stranger("speaker"), stranger("deputy")))
+    zones.expect(0.1, PeerId("stranger"))
     zones.receive(0.1, PeerId("stranger"), ZoneGreeting(stranger(), (told,)))
     assert called(zones, WideArea) == ["speaker:1", "deputy:1"]
 
@@ -599,7 +710,7 @@ def test_only_the_first_gateway_writes() -> None:
     first, second = (machines[peer] for peer in machines[infos[0].peer_id].gateways())
     for zones, writes in ((first, True), (second, False)):
         before = zones.zones()
-        zones.hint("policy", 0, 1)
+        zones.hint(0.0, "policy", 0, 1)
         for now in (0.5, 1.0, 1.2):  # and nobody is suspect yet
             zones.tick(now)
         assert (zones.zones() != before) is writes

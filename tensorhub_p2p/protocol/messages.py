@@ -75,11 +75,23 @@ class Rumour(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VersionHint(msgspec.Struct, frozen=True, array_like=True):
-    """The newest (epoch, version) of a model, spread to every member as a hint."""
+    """The newest (epoch, version) of a model, spread to every member as a hint.
+
+    A higher `revision` beats any version: the one named before is no more (hints.py).
+    """
 
     model: Short
     epoch: Count
     version: Count
+    revision: Count = 0
+
+
+class RetainSummary(msgspec.Struct, frozen=True, array_like=True):
+    """What the handles of a zone retain of a model: the most of "newest", and single versions."""
+
+    model: Short
+    newest: Count
+    versions: Annotated[tuple[Count, ...], Meta(max_length=64)] = ()
 
 
 class ZoneSummary(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +105,10 @@ class ZoneSummary(msgspec.Struct, frozen=True, array_like=True):
     """How many it has, about."""
     newest: tuple[VersionHint, ...] = ()
     """The newest version of each model that is whole there, the most recent news first."""
+    retains: Annotated[tuple[RetainSummary, ...], Meta(max_length=64)] = ()
+    """What its open handles want kept, by model."""
+    retracted: Annotated[tuple[VersionHint, ...], Meta(max_length=256)] = ()
+    """Versions that were taken back there, the newest of each model."""
 
 
 class Ping(Message, frozen=True):
@@ -197,7 +213,8 @@ class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     kind "versions": part "" (which publications of the model exist, marks and pins);
     kind "holders": part = shard number (who has this shard of which publication);
-    kind "group": part = replica name (slot claims and generations).
+    kind "group": part = replica name (slot claims, generations, floors);
+    kind "retains": part "" (which versions of the model open handles want kept).
     """
 
     kind: Short
@@ -256,6 +273,14 @@ class VersionRecord(msgspec.Struct, frozen=True, array_like=True, tag="version")
     """Of the writer's group, when it wrote this."""
     was_whole: bool = False
     """The writer knows that the publication was whole once."""
+    spot: bool = False
+    """The writer may be gone at any time: never a safe copy."""
+    offload: bool = False
+    """A copy in host memory, kept for others: not what a trainer or a rollout works with."""
+    kept: bool = False
+    """With WITHDRAWING or HIDDEN: somebody else has promised to keep this shard."""
+    digests: bytes = b""
+    """Digest of layout and digest list, once all were taken: equal ones are equal bytes."""
 
 
 class WholeMark(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
@@ -288,9 +313,61 @@ class HolderRecord(msgspec.Struct, frozen=True, array_like=True, tag="holder"):
     num_bytes: Count
     memory: Short = "host"
     spot: bool = False
+    offload: bool = False
+    digests: bytes = b""
+    """As in `VersionRecord`."""
 
 
-Value = SlotClaim | GenerationRecord | VersionRecord | WholeMark | Pin | HolderRecord
+class Retain(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
+    """At key "retains": what this peer's open handles want kept; one register a peer."""
+
+    newest: Count = 0
+    versions: Annotated[tuple[Count, ...], Meta(max_length=64)] = ()
+
+
+class DigestList(msgspec.Struct, frozen=True, array_like=True, tag="digests"):
+    """At key "holders": a publication's chunk digests, left there by who withdraws it."""
+
+    publication: Publication
+    layout: bytes
+    """Digest of the layout."""
+    digests: Annotated[bytes, Meta(max_length=1 << 20)]
+    """16 bytes a chunk."""
+
+
+class Retraction(msgspec.Struct, frozen=True, array_like=True, tag="retracted"):
+    """At key "versions": this version is bad and to be used by nobody. Writer `NOBODY`."""
+
+    epoch: Count
+    version: Count
+
+
+class GroupFloor(msgspec.Struct, frozen=True, array_like=True, tag="floor"):
+    """At key "group": (epoch, version) of a group's last answer, for those that replace it."""
+
+    generation: Generation
+    floor: tuple[int, int]
+
+
+class Buckets(msgspec.Struct, frozen=True, array_like=True, tag="buckets"):
+    """In bucket 0 of a key: over how many it is spread. Only doubles. Writer `NOBODY`."""
+
+    count: Count
+
+
+Value = (
+    SlotClaim
+    | GenerationRecord
+    | VersionRecord
+    | WholeMark
+    | Pin
+    | HolderRecord
+    | Retain
+    | DigestList
+    | Retraction
+    | GroupFloor
+    | Buckets
+)
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True):
@@ -334,7 +411,10 @@ class DirectoryWrite(DirectoryMessage, frozen=True):
 
 
 class DirectoryWritten(DirectoryMessage, frozen=True):
+    """`crowded`: this bucket of the key holds more than it should."""
+
     request: Count
+    crowded: bool = False
 
 
 class DirectoryRefused(DirectoryMessage, frozen=True):
@@ -360,10 +440,9 @@ class DirectoryValue(DirectoryMessage, frozen=True):
 
 
 class DirectoryMismatch(DirectoryMessage, frozen=True):
-    """You and I disagree on who owns this key: here are the members that I know."""
+    """You and I disagree on who owns this key; I compare views with you (anti_entropy.py)."""
 
     request: Count
-    view: tuple[Rumour, ...]
 
 
 class DirectoryMerge(DirectoryMessage, frozen=True):
@@ -386,13 +465,31 @@ class DirectoryMerged(DirectoryMessage, frozen=True):
 
 
 class DirectoryWatch(DirectoryMessage, frozen=True):
-    """Tell me when this key changes, for the next `seconds`."""
+    """Tell me when this key changes, for the next `seconds`.
+
+    `seen` is a fingerprint of what I last read; 0: tell me only of changes from now on.
+    """
 
     key: Key
     seconds: float
+    seen: Count = 0
 
 
 class DirectoryChanged(DirectoryMessage, frozen=True):
+    key: Key
+
+
+class DirectoryCheck(DirectoryMessage, frozen=True):
+    """You should hold what I wrote under this key; its fingerprint is this."""
+
+    key: Key
+    owners_hash: Count
+    fingerprint: Count
+
+
+class DirectoryLacks(DirectoryMessage, frozen=True):
+    """I hold something else of yours under this key: please write it again."""
+
     key: Key
 
 
@@ -555,6 +652,55 @@ class CallDivergence(GroupMessage, frozen=True):
     by: Count
     but: Question
     but_by: Count
+
+
+# --- retention (promising.py, reserving.py, retained.py) ----------------------------------
+
+
+class KeepAsk(Message, frozen=True):
+    """Whoever withdraws asks a holder: do you keep this shard?
+
+    With `adopt` a peer that doesn't have it yet is asked to take a copy from `source`.
+    """
+
+    request: Count
+    slot: Slot
+    """The addressee's, by which it holds the shard; with `adopt` the sender's."""
+    publication: Publication
+    adopt: bool = False
+    num_shards: Count = 1
+    num_bytes: Count = 0
+    asker: Slot | None = None
+    """The sender's: of two that withdraw at once its hash decides (promising.py)."""
+
+
+class KeepAnswer(Message, frozen=True):
+    """A yes binds the sender. `working`: it is taking a copy, ask again."""
+
+    request: Count
+    yes: bool
+    working: bool = False
+    why: Short = ""
+
+
+class ReserveAsk(GroupMessage, frozen=True):
+    """Hold host memory for your shard of this publication; `ends`: no longer."""
+
+    publication: Publication
+    request: Count = 0
+    ends: bool = False
+
+
+class ReserveAnswer(GroupMessage, frozen=True):
+    request: Count
+    granted: bool
+    why: Short = ""
+
+
+class RetainNotice(Message, frozen=True):
+    """The owner of a "retains" key tells its zone's gateways what is retained there."""
+
+    retains: RetainSummary
 
 
 # --- pulls (serving.py, swarm.py) --------------------------------------------------------

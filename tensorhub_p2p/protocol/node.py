@@ -23,7 +23,7 @@ from tensorhub_p2p.config import Config
 from tensorhub_p2p.errors import StateError, TensorHubError
 from tensorhub_p2p.protocol.abroad.abroad import Abroad
 from tensorhub_p2p.protocol.directory.admission import admit
-from tensorhub_p2p.protocol.directory.directory import Directory, ViewLearnt
+from tensorhub_p2p.protocol.directory.directory import Directory, OwnersDiffer
 from tensorhub_p2p.protocol.directory.pending import PendingRecords
 from tensorhub_p2p.protocol.groups.claims import left
 from tensorhub_p2p.protocol.identity import Group, PeerId, PeerInfo, Publication, Slot
@@ -96,6 +96,12 @@ class ZoneLiveness:
         status = self._zones.status(peer)
         return self._abroad.is_gone(peer, zone) if status is None else status in GONE
 
+    def is_responsive(self, peer: PeerId) -> bool:
+        """Not known to be silent, or gone."""
+        if self._zones.status(peer) is None:
+            return not self._abroad.is_gone(peer, "")
+        return self._zones.is_responsive(peer)
+
     def info(self, peer: PeerId) -> PeerInfo | None:
         # Of another zone's gateway its zone's summary says less than was told of it as a holder.
         return self._abroad.info(peer) or self._zones.info(peer)
@@ -117,11 +123,12 @@ class Node:
             config.directory,
             random.Random(rng.getrandbits(64)),
             admit=admit,
-            view=self.zones.view,
             reachable=self.zones.is_reachable,
         )
         self.records = PendingRecords(self.directory)
-        self.abroad = Abroad(info, self.zones, self.directory, self.records, config.abroad)
+        self.abroad = Abroad(
+            info, self.zones, self.directory, self.records, config.abroad, config.zones.gateways
+        )
         self.liveness = ZoneLiveness(self.zones, self.abroad)
         self.shards: dict[Slot, ShardNode] = {}
         self.following = Following(self.abroad.records, self.liveness, config.pull)
@@ -344,6 +351,8 @@ class Node:
         elif isinstance(message, DirectoryMessage):
             self.directory.receive(now, sender, message)
         else:
+            if isinstance(message, ZoneGreeting) and self.abroad.awaits(sender):
+                self.zones.expect(now, sender)
             self.zones.receive(now, sender, message)
             if isinstance(message, ZoneGreeting):
                 self.abroad.receive(now, sender, message)
@@ -387,8 +396,8 @@ class Node:
 
     def _take(self, now: float, event: Event) -> bool:
         """Act on an event; False if it is for the driver (too)."""
-        if isinstance(event, ViewLearnt):
-            self.zones.absorb(now, event.view)
+        if isinstance(event, OwnersDiffer):
+            self.zones.compare(now, event.peer)
         elif isinstance(event, MemberForgotten):
             self.directory.forget((event.peer,))
             return False
@@ -396,8 +405,9 @@ class Node:
             self._member_changed(now, event)
             return False
         elif isinstance(event, Whole):
-            order = event.publication.order
-            self.zones.hint(event.model, *order)
+            group = Group(event.model, event.publication.replica)
+            own = any(slot.group == group for slot in self.shards)
+            self.zones.hint(now, event.model, *event.publication.order, published=own)
         elif isinstance(event, ZoneNews):
             self.abroad.heard(now, event.summary)
         elif isinstance(event, WasAbsent):

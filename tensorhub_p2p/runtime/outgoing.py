@@ -99,7 +99,8 @@ class Outgoing:
                 self._known(sight.key, Fact.GONE)
             elif sight.seen is Seen.UNREACHABLE:
                 self._known(sight.key, Fact.UNREACHABLE, sight.error)
-        self._drain_unexpected()
+        if dropped := drain(self._socket, self._config.receive_batch):
+            self._counters["dropped: came back on a dialled connection"] += dropped
 
     def resolved(self, route: Route, now: float) -> None:
         """The names of this route were looked up."""
@@ -258,15 +259,6 @@ class Outgoing:
                 return
             del self._links[oldest]
 
-    def _drain_unexpected(self) -> None:
-        """Nobody answers on a dialled connection; reading also lets the socket tidy up."""
-        for _ in range(self._config.receive_batch):
-            try:
-                self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._counters["dropped: came back on a dialled connection"] += 1
-
 
 def _dialling_socket(
     context: zmq.Context[zmq.Socket[bytes]], config: WireConfig, keys: tuple[bytes, bytes] | None
@@ -289,3 +281,16 @@ def limit_socket(socket: zmq.Socket[bytes], config: WireConfig) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES + FRAMING_ROOM)
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(config.handshake_timeout * 1000))
+
+
+def drain(socket: zmq.Socket[bytes], limit: int) -> int:
+    """Read what nobody should have sent on a dialled connection; how many messages it was.
+
+    Reading also lets the socket tidy up.
+    """
+    for read in range(limit):
+        try:
+            socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return read
+    return limit

@@ -21,6 +21,10 @@ and tells
                                            comes when the process goes on
     handshake after any of these           GREETED
 
+A look tells what its own dial shows. If that is nothing, the dial may have got lost: a watch
+that is UP answers for it, but only `watch_interval` + `watch_timeout` after the look began, when
+a peer that was gone by then would have ended it.
+
 A connection to a process that stands still must not be dialled again and again, as each
 dial fills its backlog: so a handshake has no time limit here. Its kernel answers TCP's
 keepalives meanwhile; when the host is gone they end the connection.
@@ -31,7 +35,8 @@ comes under doubt (doubts.py), and until that ends somebody's accepting or greet
 address is told to nobody.
 
 Bounds: as many watches as are asked for (three), one look at a peer, `MAX_LOOKS` at a time;
-further ones stay unanswered. Pauses grow up to `watch_retry_limit`.
+further ones stay unanswered. Only watches answer for looks, once each. Pauses grow up to
+`watch_retry_limit`.
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ from tensorhub_p2p.runtime.addresses import parse
 from tensorhub_p2p.runtime.doubts import Doubts
 from tensorhub_p2p.runtime.looking import Looker, Seen, Sight
 from tensorhub_p2p.runtime.monitor import Monitor, SocketEvent
-from tensorhub_p2p.runtime.outgoing import NEVER_MS, limit_socket
+from tensorhub_p2p.runtime.outgoing import NEVER_MS, drain, limit_socket
 from tensorhub_p2p.runtime.routes import Destination, Routes
 from tensorhub_p2p.runtime.security import secure
 from tensorhub_p2p.runtime.tether import Tether
@@ -126,7 +131,10 @@ class Watching:
         self._watches: dict[PeerId, Watch] = {}
         self._renewals: Looker[PeerId] = Looker(MAX_LOOKS)
         self._looks: Looker[PeerId] = Looker(MAX_LOOKS)
-        self._looked_at: dict[PeerId, tuple[Destination, str]] = {}
+        self._looked_at: dict[PeerId, tuple[Destination, str, float]] = {}
+        """Where, and since when."""
+        self._unanswered: dict[PeerId, float] = {}
+        """Looks that came to nothing: when the watch, if it still stands, answers for them."""
         self._socket = _watching_socket(context, config, keys)
         self._monitor = Monitor(context, self._socket)
 
@@ -155,7 +163,7 @@ class Watching:
             return
         limit = self._config.look_timeout
         if self._looks.look(peer, parse(address), now, connect=limit, greeting=limit):
-            self._looked_at[peer] = (destination, address)
+            self._looked_at[peer] = (destination, address, now)
         else:
             self._counters["looks not taken: too many at once"] += 1
 
@@ -176,7 +184,9 @@ class Watching:
             self._renewed(sight, now)
         for sight in self._looks.sights(now):
             self._looked(sight)
-        self._drain_unexpected()
+        self._tell_of_standing(now)
+        if dropped := drain(self._socket, self._config.receive_batch):
+            self._counters["dropped: came back on a watch"] += dropped
         self._assign(now)
         for watch in self._watches.values():
             self._go_on(watch, now)
@@ -184,6 +194,7 @@ class Watching:
     def next_wakeup(self) -> float | None:
         """When `service` should be called next, if nothing happens before."""
         times = [self._renewals.next_wakeup(), self._looks.next_wakeup()]
+        times += self._unanswered.values()
         for watch in self._watches.values():
             if watch.state is State.RESTING:
                 times.append(watch.retry_at)
@@ -348,7 +359,7 @@ class Watching:
 
     def _looked(self, sight: Sight[PeerId]) -> None:
         peer = sight.key
-        destination, address = self._looked_at.pop(peer)
+        destination, address, began = self._looked_at.pop(peer)
         if sight.seen is Seen.REFUSED:
             if self._routes.is_proof(destination, address):
                 self._on_evidence(peer, Evidence.REFUSED)
@@ -357,21 +368,20 @@ class Watching:
         elif sight.seen is Seen.GREETED:
             self._doubts.greeted(peer)
             self._tell_life(peer, Evidence.GREETED)
-        elif self.is_up(peer):  # the look itself got lost
-            self._tell_life(peer, Evidence.GREETED)
+        elif self.is_up(peer):  # perhaps just the look got lost
+            limit = self._config.watch_interval + self._config.watch_timeout
+            self._unanswered[peer] = began + limit
+
+    def _tell_of_standing(self, now: float) -> None:
+        """A watch that stands by now had its heartbeats answered after the look began."""
+        for peer in [peer for peer, due in self._unanswered.items() if now >= due]:
+            del self._unanswered[peer]
+            if self.is_up(peer):
+                self._tell_life(peer, Evidence.GREETED)
 
     def _tell_life(self, peer: PeerId, evidence: Evidence) -> None:
         if peer not in self._doubts:
             self._on_evidence(peer, evidence)
-
-    def _drain_unexpected(self) -> None:
-        """Nobody sends on a watch; reading also lets the socket tidy up."""
-        for _ in range(self._config.receive_batch):
-            try:
-                self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._counters["dropped: came back on a watch"] += 1
 
 
 def _watching_socket(

@@ -79,12 +79,14 @@ class Membership(Machine, Protocol):
 
     def join(self, now: float, seeds: Sequence[str]) -> None: ...
     def leave(self, now: float) -> None: ...
-    def adopt_views(self, now: float, views: Sequence[MemberView]) -> None: ...
+    def adopt_views(
+        self, now: float, views: Sequence[MemberView], summaries: Iterable[ZoneSummary] = ()
+    ) -> None: ...
     def members(self) -> tuple[MemberView, ...]: ...
     def responsive(self) -> tuple[PeerId, ...]: ...
     def status(self, peer: PeerId) -> Status | None: ...
     def is_reachable(self, peer: PeerId) -> bool: ...
-    def hint(self, model: str, epoch: int, version: int) -> None: ...
+    def hint(self, now: float, model: str, epoch: int, version: int) -> None: ...
 
 
 Factory = Callable[[PeerInfo, Config, random.Random], Membership]
@@ -173,7 +175,7 @@ class MembershipSim:
         summaries = [self._summary(zone, views[zone]) for zone in self.zones]
         for info in infos:
             machine = self._new_machine(info)
-            if isinstance(machine, Zones):
+            if len(self.zones) > 1:
                 machine.adopt_views(0.0, views[info.zone], summaries)
             else:
                 machine.adopt_views(0.0, views[info.zone])
@@ -255,7 +257,7 @@ class MembershipSim:
         """One peer tells of a new version; run until all of its zone that run heard of it."""
         peer = self.peers[place]
         spread = self.record.follow(self._others(peer), lambda e: isinstance(e, NewerVersion))
-        self.machine(peer).hint("rumour", 0, version)
+        self.machine(peer).hint(self.network.now, "rumour", 0, version)
         self.network.settle(peer)
         return self._run_spread(spread, limit)
 

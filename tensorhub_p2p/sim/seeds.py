@@ -10,37 +10,39 @@ start; and from it a schedule of faults. Then
     liveness   faults stop: partitions heal, sleepers wake. Within `CONVERGES_WITHIN` seconds
                all views must agree with what is, and for `STAYS` seconds more stay so
 
-A failure is a `CheckFailed`, whose text is all that is needed to see it again. `Run.to_json`
-is the same as a file (tests/regressions), which outlives changes of how seeds are drawn.
+A failure is a `CheckFailed` (runs.py); as a file it is kept in tests/regressions.
 
     python -m tensorhub_p2p.sim.seeds --seeds 1000 [--first 0] [--failures DIR]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from tensorhub_p2p.config import Config
-from tensorhub_p2p.protocol.identity import PeerId
-from tensorhub_p2p.protocol.machine import Event
-from tensorhub_p2p.sim.checks import EVERY_RUN, Check, SparesStalled, Violation
+from tensorhub_p2p.sim.checks import EVERY_RUN, Check, SparesStalled
 from tensorhub_p2p.sim.faults import KINDS, Fault, Schedule, Stall, generate
 from tensorhub_p2p.sim.link import Link, LogNormal
 from tensorhub_p2p.sim.membership import SEEDS, Factory, MembershipSim
+from tensorhub_p2p.sim.runs import (
+    LOOKS_EVERY,
+    CheckFailed,
+    SeededRun,
+    command,
+    setting_from_json,
+    shrink,
+)
+
+__all__ = ["CheckFailed", "Run", "Setting", "main", "run_seed", "shrink"]
 
 CONVERGES_WITHIN = 45.0
 """Seconds of calm after which all views agree: verdicts, re-dials, refutations included."""
 STAYS = 5.0
 """Seconds for which they then must go on agreeing."""
-LOOKS_EVERY = 1.0
-"""Seconds between two looks at all peers."""
 SETTLES = 10.0
 """Seconds before the faults in which those that join find each other."""
 
@@ -108,23 +110,11 @@ class Setting:
         )
 
 
-class CheckFailed(AssertionError):
-    """A check failed. The text is all that is needed to see it again."""
-
-    def __init__(self, run: Run, check: str, at: float, reason: str) -> None:
-        self.run, self.check, self.at, self.reason = run, check, at, reason
-        super().__init__(
-            f"seed {run.setting.seed}: {check} failed at {at:.3f} s: {reason}\n"
-            f"{run.setting}\n{run.schedule}"
-        )
-
-
 @dataclass
-class Run:
-    """One run, to be carried out once."""
+class Run(SeededRun):
+    """One run of a membership, to be carried out once."""
 
     setting: Setting
-    schedule: Schedule
     machine: Factory | None = None
     config: Config | None = None
     checks: Sequence[Callable[[MembershipSim], Check]] = EVERY_RUN
@@ -144,66 +134,31 @@ class Run:
         )
         wanted = (*self.checks, SparesStalled) if setting.only_stalls else self.checks
         self._checks = [check(self.sim) for check in wanted]
-        self.sim.listeners.append(self._on_event)
 
-    def carry_out(self) -> MembershipSim:
-        """Safety, then liveness; raises CheckFailed, also for an error of a machine."""
-        try:
-            self._carry_out()
-        except CheckFailed:
-            raise
-        except Exception as error:
-            name, now = type(error).__name__, self.sim.network.now
-            raise CheckFailed(self, name, now, str(error)) from error
+    @property
+    def stage(self) -> MembershipSim:
         return self.sim
 
-    def _carry_out(self) -> None:
+    @property
+    def watching(self) -> Sequence[Check]:
+        return self._checks
+
+    def phases(self) -> None:
+        """Safety, then liveness."""
         if not self.setting.converged:
-            self._pass(SETTLES)
+            self.pass_time(SETTLES)
         self.schedule.play(self.sim)
-        self._pass(max(self.setting.duration, self.schedule.ends))
-        self._calm()
+        self.pass_time(max(self.setting.duration, self.schedule.ends))
+        self.calm()
         self.sim.run_until_converged(CONVERGES_WITHIN, every=LOOKS_EVERY)
-        self._each(lambda check: check.conclude())
-        self._pass(STAYS)
-        self._each(lambda check: check.conclude())
-
-    def _calm(self) -> None:
-        """All faults that don't last for good are over."""
-        network = self.sim.network
-        network.heal()
-        for host in network.hosts():
-            if host.is_asleep:
-                network.resume(host.peer_id)
-            if host.cost:
-                network.slow(host.peer_id, 0.0)
-
-    def _pass(self, seconds: float) -> None:
-        end = self.sim.network.now + seconds
-        while self.sim.network.now < end:
-            self.sim.run_for(min(LOOKS_EVERY, end - self.sim.network.now))
-            self._each(lambda check: check.look())
-
-    def _on_event(self, peer: PeerId, event: Event) -> None:
-        self._each(lambda check: check.on_event(peer, event))
-
-    def _each(self, ask: Callable[[Check], None]) -> None:
-        for check in self._checks:
-            try:
-                ask(check)
-            except Violation as violation:
-                now, name = self.sim.network.now, type(check).__name__
-                raise CheckFailed(self, name, now, str(violation)) from violation
-
-    def to_json(self, why: str = "") -> dict[str, Any]:
-        """A regression file: this setting, these faults, and what they once showed."""
-        return {"why": why, "setting": asdict(self.setting), "faults": self.schedule.to_json()}
+        self.each(lambda check: check.conclude())
+        self.pass_time(STAYS)
+        self.each(lambda check: check.conclude())
 
     @staticmethod
     def from_json(values: dict[str, Any], machine: Factory | None = None) -> Run:
-        setting = dict(values["setting"])
-        setting["latency"] = tuple(setting["latency"])
-        return Run(Setting(**setting), Schedule.from_json(values["faults"]), machine)
+        setting = setting_from_json(Setting, values["setting"])
+        return Run(setting, Schedule.from_json(values["faults"]), machine)
 
 
 def run_seed(
@@ -215,47 +170,14 @@ def run_seed(
 ) -> MembershipSim:
     """Carry out the run of this seed; raises CheckFailed."""
     setting = Setting.drawn(seed)
-    return Run(setting, setting.faults(), machine, config, checks).carry_out()
-
-
-def shrink(failure: CheckFailed) -> CheckFailed:
-    """Leave out every fault without which the same check still fails."""
-    index = 0
-    while index < len(failure.run.schedule.faults):
-        old = failure.run
-        fewer = old.schedule.without(index)
-        try:
-            Run(old.setting, fewer, old.machine, old.config, old.checks).carry_out()
-        except CheckFailed as smaller:
-            if smaller.check == failure.check:
-                failure = smaller
-                continue
-        index += 1
-    return failure
+    run = Run(setting, setting.faults(), machine, config, checks)
+    run.carry_out()
+    return run.sim
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: many seeds, one line for each failure, and files to play them again."""
-    parser = argparse.ArgumentParser(prog="python -m tensorhub_p2p.sim.seeds", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--failures", type=Path, help="where to write regression files")
-    options = parser.parse_args(arguments)
-    failed = 0
-    for seed in range(options.first, options.first + options.seeds):
-        try:
-            run_seed(seed)
-        except CheckFailed as failure:
-            failed += 1
-            small = shrink(failure)
-            print(small, flush=True)
-            if options.failures is not None:
-                options.failures.mkdir(parents=True, exist_ok=True)
-                why = f"{small.check}: {small.reason}"
-                path = options.failures / f"seed-{seed}.json"
-                path.write_text(json.dumps(small.run.to_json(why), indent=1) + "\n")
-    print(f"{options.seeds} seeds from {options.first}: {failed} failed")
-    return 1 if failed else 0
+    """The command: many seeds, one text for each failure, and files to play them again."""
+    return command(run_seed, "tensorhub_p2p.sim.seeds", __doc__, arguments)
 
 
 if __name__ == "__main__":

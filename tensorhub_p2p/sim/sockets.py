@@ -17,7 +17,8 @@ Theory of operation. What one host's sockets meet at another:
 A *look* (the machine emitted `Look`) is one fresh dial. It takes a round trip, and
 `syn_retry` more for each SYN that the link loses; what comes after `look_limit` never
 comes. REFUSED comes at once, GREETED after the handshake's round trips, ACCEPTED at
-`look_limit`. If nothing comes, a watch that stands still greets for it.
+`look_limit`. If nothing comes, a watch that still stands `heartbeat_interval +
+heartbeat_timeout` after the look began greets for it.
 
 A *watch* (the machine's `watched()`) is a standing connection:
 
@@ -49,18 +50,34 @@ Bounds: one watch for each peer that a machine watches and that a fault concerns
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.membership.swim_events import Evidence
 from tensorhub_p2p.sim.host import Host, State
+from tensorhub_p2p.sim.link import Links
+from tensorhub_p2p.sim.weather import Weather
 
-if TYPE_CHECKING:
-    from tensorhub_p2p.sim.network import SimNetwork
+
+class Surroundings(Protocol):
+    """What the sockets see of the network that they are in (network.py)."""
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def weather(self) -> Weather: ...
+    @property
+    def link_table(self) -> Links: ...
+    def host(self, peer_id: PeerId) -> Host: ...
+    def find(self, peer_id: PeerId) -> Host | None: ...
+    def hosts(self) -> Sequence[Host]: ...
+    def listener(self, address: str) -> PeerId | None: ...
+    def at(self, time: float, action: Callable[[], None]) -> None: ...
+    def tell(self, peer_id: PeerId, about: PeerId, evidence: Evidence) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -135,7 +152,7 @@ class Watch:
 class Sockets:
     """The connections of all hosts of one network."""
 
-    network: SimNetwork
+    network: Surroundings
     model: SocketModel
     rng: random.Random
     _watches: dict[PeerId, dict[PeerId, Watch]] = field(default_factory=dict)
@@ -251,15 +268,15 @@ class Sockets:
         if target is None or host.take_evidence is None:
             return
         trip = self._round_trip(host, target) + self.model.syn_retry * self._lost_syns(host, target)
-        ends = self.network.now + self.model.look_limit
+        began = self.network.now
         if trip < self.model.look_limit:
-            self._later(trip, partial(self._connected, host, target, ends))
+            self._later(trip, partial(self._connected, host, target, began))
         else:
-            self._later(self.model.look_limit, partial(self._unanswered, host, target))
+            self._unanswered(host, target, began)
 
-    def _connected(self, host: Host, target: Host, ends: float) -> None:
+    def _connected(self, host: Host, target: Host, began: float) -> None:
         """A look's SYN should have its answer by now."""
-        view, left = self.view(host, target), ends - self.network.now
+        view, left = self.view(host, target), began + self.model.look_limit - self.network.now
         greeted = self.model.greeting_round_trips * self._round_trip(host, target)
         if view is View.REFUSES:
             self._tell(host, target, Evidence.REFUSED)
@@ -268,7 +285,7 @@ class Sockets:
         elif view in GREETS and greeted <= left:
             self._later(greeted, partial(self._waited, host, target))
         else:
-            self._later(left, partial(self._unanswered, host, target))
+            self._unanswered(host, target, began)
 
     def _waited(self, host: Host, target: Host) -> None:
         """A look was accepted, and either greeted by now or not."""
@@ -278,8 +295,13 @@ class Sockets:
         elif view in GREETS:
             self._tell_life(host, target, Evidence.GREETED)
 
-    def _unanswered(self, host: Host, target: Host) -> None:
-        """A look showed nothing, but perhaps only the dial got lost."""
+    def _unanswered(self, host: Host, target: Host, began: float) -> None:
+        """A look will show nothing, but perhaps only the dial got lost: the watch may tell."""
+        due = began + self.model.heartbeat_limit
+        self._later(due - self.network.now, partial(self._stands, host, target))
+
+    def _stands(self, host: Host, target: Host) -> None:
+        """A watch that was lost before the look began would have ended by now."""
         watch = self._watch(host, target)
         if target.peer_id in self._watched(host) and (watch is None or watch.standing):
             self._tell_life(host, target, Evidence.GREETED)

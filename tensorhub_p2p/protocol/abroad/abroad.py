@@ -64,7 +64,10 @@ MESSAGES = (ZoneAsk, ZoneAnswer, ZoneCheck, ZoneChecked)
 
 
 class Abroad:
-    """All that one peer has to do with other zones, but for membership."""
+    """All that one peer has to do with other zones, but for membership.
+
+    `gateways` is how many a zone has at a time.
+    """
 
     def __init__(
         self,
@@ -73,23 +76,30 @@ class Abroad:
         directory: Directory,
         home: PendingRecords,
         config: AbroadConfig,
+        gateways: int,
     ) -> None:
         self.outbox = Outbox()
         self.zone = me.zone
         self._zones = zones
         self._foreigners = Foreigners(config.max_peers)
-        speakers = Speakers(me.peer_id, me.zone, zones.zones)
+        speakers = Speakers(me.peer_id, me.zone, gateways, zones.zones)
         self._asks = Asks(
             speakers, self._foreigners, config, self.outbox, self._is_home, self._answered
         )
         self._writes = RemoteWrites(me.peer_id, self._asks, config, self.outbox)
         self._roll_call = RollCall(speakers, self._foreigners, config, self.outbox)
         self._embassy = Embassy(me, zones, home, directory.owners, config, self.outbox)
-        self.records = WideRecords(me.zone, home, speakers, self._asks, self._writes, config)
+        self.records = WideRecords(
+            me.zone, home, speakers, self._asks, self._writes, config, self._is_silent
+        )
         """The directory of all zones."""
 
     def _is_home(self, peer: PeerId) -> bool:
         return self._zones.status(peer) is not None
+
+    def _is_silent(self, peer: PeerId) -> bool:
+        """Whether it is of this zone, and can't be read from now."""
+        return self._is_home(peer) and not self._zones.is_responsive(peer)
 
     def _answered(self, now: float, place: Place) -> None:
         self._writes.answered(now, place)
@@ -124,6 +134,10 @@ class Abroad:
 
     def _parts(self) -> tuple[Asks | RemoteWrites | RollCall | Embassy | WideRecords, ...]:
         return (self._asks, self._writes, self._roll_call, self._embassy, self.records)
+
+    def awaits(self, peer: PeerId) -> bool:
+        """Whether this peer was asked something, and hasn't answered."""
+        return self._asks.awaits(peer) or self._roll_call.awaits(peer)
 
     # -- news --
 

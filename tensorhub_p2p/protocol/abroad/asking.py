@@ -5,9 +5,10 @@ anew and when it is given up; whom to ask is speakers.py's. It knows keys and re
 not what they are read for.
 
 Theory of operation. A zone is asked for one key at a time (`ZoneAsk`); each `retry_interval`
-without an answer, or at once if who was asked is no gateway, the next gateway is. The first
-answer counts, whoever of them gave it. After `patience` the zone is *silent*: for
-`silent_seconds` it is not asked at all, and nobody waits for it.
+without an answer, the next gateway is; sooner if who was asked is no gateway, or a busy one, but
+each time it takes twice as long. The first answer counts, whoever of them gave it. After
+`patience` the zone is *silent*: for `silent_seconds` it is not asked at all, and nobody waits
+for it.
 
 An answer is *fresh* for `revisit_interval`, unless the zone's summary names a newer version
 of the model than when it was asked, or this peer wrote to the key there (`invalidate`). So
@@ -206,13 +207,18 @@ class Asks:
     def _is_of(self, zone: str, info: PeerInfo) -> bool:
         return info.zone == zone and not self._is_home(info.peer_id)
 
+    def awaits(self, peer: PeerId) -> bool:
+        """Whether an answer of this peer would count."""
+        return any(peer in self._known[place].asked for place in self._asked.values())
+
     def not_a_gateway(self, now: float, sender: PeerId) -> None:
-        """This peer answered that it doesn't speak for its zone: ask the next one."""
+        """This peer answered that it doesn't speak for its zone, or is busy: ask the next one."""
         for place in list(self._asked.values()):
             known = self._known[place]
             if known.asked and known.asked[-1] == sender:
                 self._speakers.is_mute(place[0], sender)
-                known.retry_at = min(known.retry_at, now + self._config.retry_interval / 10)
+                pause = self._config.retry_interval / 20 * 2 ** len(known.asked)
+                known.retry_at = min(known.retry_at, now + pause)
 
     def heard_from(self, zone: str) -> None:
         """There is news from this zone: it needn't be left alone any longer."""

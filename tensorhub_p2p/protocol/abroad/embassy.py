@@ -7,23 +7,30 @@ nothing on that it heard of them.
 Who sends what when:
 
     ZoneAsk   -> ZoneAnswer     once the key's owners have answered this peer
-              -> ZoneGreeting   at once, from a peer that is no gateway: who they are
+              -> ZoneGreeting   at once, from a peer that is no gateway, or a busy one: who
+                                else may answer
     ZoneCheck -> ZoneChecked    at once; or ZoneGreeting
 
 An answer holds what others may use. Registers whose writers are gone, what is hidden, and
 marks of what nobody holds are left out: what a gateway leaves out counts as gone elsewhere.
 Holders come with what is needed to reach them.
 
-Bounds: `max_asked` asks at a time, one a key and asker, each for `patience`; more are dropped,
-and askers turn to the other gateway. An answer has `max_answer_bytes`; it starts with the
-newest publications.
+Many may ask for one key at a time: all groups of a zone that wait for its next version, say.
+One read answers all who asked before it began. Who asks while it runs, or within `SPACING` of
+its beginning, is answered by the next one, never by one that is older than the question: a
+pin is followed by a look that has to come after it.
+
+Bounds: `max_asked` keys at a time, each read for `patience`; `MAX_ASKERS` askers, each with one
+question a key, the last. Whoever asks beyond that is told at once to ask another gateway. An
+answer has `max_answer_bytes`; it starts with the newest publications.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -67,14 +74,17 @@ class Home(Protocol):
     def info(self, peer: PeerId) -> PeerInfo | None: ...
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One ask that is being worked on."""
+@dataclass
+class Reading:
+    """One key that is read for askers, or was just now."""
 
-    number: int
-    request: int
-    """The directory's."""
-    until: float
+    began: float = -math.inf
+    request: int = 0
+    """The directory's; 0 if none is under way."""
+    askers: dict[PeerId, int] = field(default_factory=dict)
+    """Whom this read answers, and their numbers."""
+    later: dict[PeerId, int] = field(default_factory=dict)
+    """Who asked since it began: the next one answers them."""
 
 
 class Embassy:
@@ -96,14 +106,13 @@ class Embassy:
         self._owners = owners
         self._config = config
         self._outbox = outbox
-        self._asked: dict[tuple[PeerId, Key], Asked] = {}
+        self._readings: dict[Key, Reading] = {}
 
     # -- questions --
 
     def receive(self, now: float, sender: PeerId, message: ZoneAsk | ZoneCheck) -> None:
         if not self._home.is_gateway:
-            own = tuple(s for s in self._home.zones() if s.zone == self._me.zone)
-            self._outbox.send(sender, ZoneGreeting(self._me, own))
+            self._send_elsewhere(sender)
         elif isinstance(message, ZoneCheck):
             gone = tuple(p for p in message.peers if self._home.status(p) in GONE)
             unknown = tuple(p for p in message.peers if self._home.status(p) is None)
@@ -112,34 +121,50 @@ class Embassy:
             self._on_ask(now, sender, message)
 
     def _on_ask(self, now: float, sender: PeerId, ask: ZoneAsk) -> None:
-        place = (sender, ask.key)
-        if ask.key.kind not in CROSSING:
+        key = ask.key
+        if key.kind not in CROSSING:
             self.dropped["ask for what stays in its zone"] += 1
             return
-        before = self._asked.pop(place, None)
-        if before is not None:
-            self._records.cancel(before.request)
-        if len(self._asked) >= self._config.max_asked:
+        readings = self._readings
+        if (key not in readings and len(readings) >= self._config.max_asked) or (
+            sum(len(r.askers) + len(r.later) for r in readings.values()) >= MAX_ASKERS
+        ):
             self.dropped["ask, and too many are being worked on"] += 1
+            self._send_elsewhere(sender)
             return
+        reading = readings.setdefault(key, Reading())
+        reading.askers.pop(sender, None)
+        reading.later[sender] = ask.request
+        if not reading.request and now >= reading.began + SPACING:
+            self._begin(now, key, reading)
+
+    def _begin(self, now: float, key: Key, reading: Reading) -> None:
+        """Read for all who have asked by now: what they get is no older than their question."""
+        reading.began = now
+        reading.askers, reading.later = reading.later, {}
 
         def then(_now: float, registers: Registers) -> None:
-            asked = self._asked.pop(place, None)
-            if asked is not None:
-                self._answer(sender, asked.number, ask.key, registers)
+            reading.request = 0
+            askers, reading.askers = reading.askers, {}
+            self._answer(askers, key, registers)
 
-        request = self._records.read(now, ask.key, then)
-        until = now + self._config.patience
-        self._asked[place] = Asked(ask.request, request, until)
+        reading.request = self._records.read(now, key, then)
 
     # -- answers --
 
-    def _answer(self, to: PeerId, number: int, key: Key, registers: Registers) -> None:
+    def _send_elsewhere(self, to: PeerId) -> None:
+        """Name the gateways: one of them may answer."""
+        own = tuple(s for s in self._home.zones() if s.zone == self._me.zone)
+        self._outbox.send(to, ZoneGreeting(self._me, own))
+
+    def _answer(self, askers: dict[PeerId, int], key: Key, registers: Registers) -> None:
         shown, infos = self._fitting(key, self._shown(registers))
         owners = [self._home.info(peer) for peer in self._owners(key)]
         known = tuple(info for info in owners if info is not None)
-        answer = ZoneAnswer(number, key, shown, infos, known if len(known) == len(owners) else ())
-        self._outbox.send(to, answer)
+        if len(known) < len(owners):
+            known = ()
+        for to, number in askers.items():
+            self._outbox.send(to, ZoneAnswer(number, key, shown, infos, known))
 
     def _shown(self, registers: Registers) -> list[tuple[Publication, Register]]:
         """What others may use, the newest first."""
@@ -184,15 +209,28 @@ class Embassy:
     # -- time --
 
     def tick(self, now: float) -> None:
-        """Give up what the owners don't answer in time: nobody waits for it any more."""
-        for place, asked in list(self._asked.items()):
-            if now >= asked.until:
-                del self._asked[place]
-                self._records.cancel(asked.request)
+        """Give up what the owners don't answer in time; read what was asked for since."""
+        for key, reading in list(self._readings.items()):
+            if reading.request and now >= reading.began + self._config.patience:
+                self._records.cancel(reading.request)
+                reading.request, reading.askers = 0, {}
+            if reading.request or now < reading.began + SPACING:
+                continue
+            if reading.later:
+                self._begin(now, key, reading)
+            else:
+                del self._readings[key]
 
     def next_wakeup(self) -> float | None:
-        return earliest(*(asked.until for asked in self._asked.values()))
+        patience = self._config.patience
+        return earliest(
+            *(r.began + (patience if r.request else SPACING) for r in self._readings.values())
+        )
 
 
 MAX_REGISTERS = 8192
 """Registers, and infos, of one answer, as messages.py has it."""
+MAX_ASKERS = 4096
+"""Askers that wait at a time."""
+SPACING = 0.02
+"""Seconds from one read of a key to the next: who asks in between shares it."""

@@ -116,5 +116,9 @@ class RollCall:
             else:
                 self._foreigners.meet(asked, peer)
 
+    def awaits(self, peer: PeerId) -> bool:
+        """Whether an answer of this peer would count."""
+        return any(each.number and each.asked == peer for each in self._lists.values())
+
     def next_wakeup(self) -> float | None:
         return earliest(*(each.due for each in self._lists.values()))

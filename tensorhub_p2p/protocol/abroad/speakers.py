@@ -4,9 +4,11 @@ Rules of this file. It reads what zones say of themselves (`ZoneSummary`) and re
 answered; it sends nothing.
 
 Theory of operation. A summary names the newest whole version of each model in its zone: who
-looks for a model asks those zones. It also names the zone's gateways, the first two, and those
-next in line. Who asks starts with the gateway that answered last, or one of the two by the
-own id, so that the zone's askers spread; then it goes on through all that are named.
+looks for a model asks those zones. A summary that is full has room for no more models: its zone
+is asked for any model, but nobody is told of news of those that it doesn't name. It also names
+the zone's gateways, and after them those next in line. Who asks starts with the gateway that
+answered last, or one of the first `gateways` by the own id, so that the zone's askers spread;
+then it goes on through all that are named.
 
 Bounds: one peer remembered a zone, for zones that are in the summaries only.
 """
@@ -18,28 +20,41 @@ from collections.abc import Callable
 import mmh3
 
 from tensorhub_p2p.protocol.identity import PeerId
+from tensorhub_p2p.protocol.membership.summaries import MAX_MODELS
 from tensorhub_p2p.protocol.messages import ZoneSummary
 
 Order = tuple[int, int]
-GATEWAYS = 2
-"""Of those named in a summary: the others are gateways only if one of these is gone."""
 
 
 class Speakers:
-    """What one peer knows of the other zones. `summaries` are the newest known ones."""
+    """What one peer knows of the other zones.
+
+    `summaries` are the newest known ones; of those named in one the first `gateways` are
+    gateways, and the others are only if one of these is gone.
+    """
 
     def __init__(
-        self, me: PeerId, home: str, summaries: Callable[[], tuple[ZoneSummary, ...]]
+        self,
+        me: PeerId,
+        home: str,
+        gateways: int,
+        summaries: Callable[[], tuple[ZoneSummary, ...]],
     ) -> None:
         self._home = home
+        self._gateways = gateways
         self._summaries = summaries
-        self._turn = mmh3.hash(me, signed=False) % GATEWAYS
+        self._turn = mmh3.hash(me, signed=False) % gateways
         self._last: dict[str, PeerId] = {}
         """By zone: who answered last."""
 
     def with_model(self, model: str) -> tuple[str, ...]:
-        """The other zones that say they have, or had, a whole version of the model."""
-        return tuple(summary.zone for summary, _ in self._naming(model))
+        """The other zones that may have a whole version of the model, as far as they say."""
+        return tuple(
+            summary.zone
+            for summary in self._summaries()
+            if summary.zone != self._home
+            and (len(summary.newest) >= MAX_MODELS or any(h.model == model for h in summary.newest))
+        )
 
     def named(self, zone: str, model: str) -> Order | None:
         """The newest version of the model in that zone, as it says itself."""
@@ -64,7 +79,7 @@ class Speakers:
         peers = [info.peer_id for info in named]
         if not peers:
             return None
-        first, others = peers[:GATEWAYS], peers[GATEWAYS:]
+        first, others = peers[: self._gateways], peers[self._gateways :]
         turn = self._turn % len(first)
         line = [*first[turn:], *first[:turn], *others]
         line.sort(key=lambda peer: peer != self._last.get(zone))

@@ -4,11 +4,14 @@ Rules of this file. `WideRecords` is `Records` (records.py) over several zones. 
 the own directory and other zones' gateways answered, and sends writes where they belong; it
 decides neither what a read needs nor in which zones a write belongs: callers say.
 
-Theory of operation. A read asks the own zone first, and is done with that if the caller finds
-it `enough`. Else the zones whose summaries name the model are asked, all at once, and the read
-ends with the last answer: zones that are silent, or not through within `patience`, are left
-out (asking.py). So another zone costs a read nothing while the own zone has the answer, a
-round trip when it hasn't, and `patience` once in `silent_seconds` when it doesn't answer.
+Theory of operation. A read asks the own zone first, and is done with that if the caller finds it
+`enough`. What peers hold that don't answer now (unresponsive or suspect ones) is no part of what
+the caller judges, though of the answer: such a copy may be of no use for a minute, while another
+zone has one that can be read. Else the zones whose summaries name the model are asked, all at
+once, and the read ends with the last answer: zones that are silent, or not through within
+`patience`, are left out (asking.py). So another zone costs a read nothing while the own zone has
+the answer, a round trip when it hasn't, and `patience` once in `silent_seconds` when it doesn't
+answer.
 
 A watched versions key counts as changed when another zone's summary names a newer version of
 the model than before.
@@ -20,6 +23,7 @@ Bounds: reads and writes by their callers, as in pending.py; a read of several z
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -31,6 +35,7 @@ from tensorhub_p2p.protocol.abroad.speakers import Order, Speakers
 from tensorhub_p2p.protocol.directory.pending import Changed, PendingRecords, Read, Written
 from tensorhub_p2p.protocol.directory.records import Enough, Registers
 from tensorhub_p2p.protocol.directory.registers import of_mark
+from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import earliest
 from tensorhub_p2p.protocol.messages import Key, Value, WholeMark, ZoneSummary
 
@@ -66,6 +71,7 @@ class WideRecords:
         asks: Asks,
         writes: RemoteWrites,
         config: AbroadConfig,
+        is_silent: Callable[[PeerId], bool],
     ) -> None:
         self._zone = zone
         self._home = home
@@ -73,6 +79,7 @@ class WideRecords:
         self._asks = asks
         self._remote = writes
         self._config = config
+        self._is_silent = is_silent
         self._numbers = count(FIRST_NUMBER)
         self._reads: dict[int, WideRead] = {}
         self._watches: dict[int, tuple[Key, Changed]] = {}
@@ -89,7 +96,7 @@ class WideRecords:
 
         def at_home(now: float, registers: Registers) -> None:
             read.at_home, read.own = 0, registers
-            if not read.enough(registers):
+            if not read.enough(tuple(r for r in registers if not self._is_silent(r.writer))):
                 self._ask_others(now, read)
             self._end_if_through(now, number, read)
 

@@ -8,10 +8,9 @@ may be written is decided by the admission policy that it is given.
 Theory of operation. Every key lives on its n = min(3, members) ring successors, and a
 request is done when a majority has answered (`quorum.py`). The own part of a request is
 done at once, with no message. Requests carry the hash of the owner list; who disagrees
-answers with its view of the members, the driver lets membership absorb it (`ViewLearnt`),
-and tells the directory what became of it (`members_changed`), which aims the requests
-anew. Two that disagree thus agree within a round trip, and no request is answered by a
-wrong set of owners.
+says so, and has the driver let membership compare the two views (`OwnersDiffer`), and tell
+the directory what became of it (`members_changed`), which aims the requests anew. Two that
+disagree thus agree within two round trips, and no request is answered by a wrong set of owners.
 
 Who sends what when, as a client:
 
@@ -40,7 +39,7 @@ from heapq import heappop, heappush
 from random import Random
 
 from tensorhub_p2p.config import DirectoryConfig
-from tensorhub_p2p.protocol.directory.owner import Admit, Owner, Refusal, View, admit_all
+from tensorhub_p2p.protocol.directory.owner import Admit, Owner, Refusal, admit_all
 from tensorhub_p2p.protocol.directory.quorum import Request
 from tensorhub_p2p.protocol.directory.registers import of_mark
 from tensorhub_p2p.protocol.directory.ring import Owners, Ring
@@ -61,12 +60,11 @@ from tensorhub_p2p.protocol.messages import (
     Key,
     Message,
     Register,
-    Rumour,
     Value,
     WholeMark,
 )
 
-__all__ = ["Admit", "Directory", "Refusal", "View", "admit_all"]
+__all__ = ["Admit", "Directory", "Refusal", "admit_all"]
 
 MAX_MARKS = 64
 MAX_WITHDRAWN = 1024
@@ -119,10 +117,10 @@ class KeyChanged(Event):
 
 
 @dataclass(frozen=True)
-class ViewLearnt(Event):
-    """A peer that disagrees on a key's owners told whom it knows: membership should absorb it."""
+class OwnersDiffer(Event):
+    """This peer takes others for the owners of a key: membership should compare views with it."""
 
-    view: tuple[Rumour, ...]
+    peer: PeerId
 
 
 Place = tuple[Key, str]
@@ -132,8 +130,8 @@ Place = tuple[Key, str]
 class Directory:
     """One peer's directory, with the common four-part face.
 
-    `admit` decides on writes at this peer as an owner, `view` is what membership knows, and
-    `reachable` whether it holds a peer for neither dead nor left (without it: the ring's members).
+    `admit` decides on writes at this peer as an owner, and `reachable` is whether membership
+    holds a peer for neither dead nor left (without it: the ring's members are).
     The ring is this peer alone until the first `members_changed`.
     """
 
@@ -143,7 +141,6 @@ class Directory:
         config: DirectoryConfig,
         rng: Random,
         admit: Admit,
-        view: View,
         reachable: Reachable | None = None,
     ) -> None:
         self.me = me
@@ -151,7 +148,8 @@ class Directory:
         self._config = config
         self._rng = rng
         ring = Ring.of((me,), config.virtual_nodes)
-        self._owner = Owner(me, ring, config, rng, admit, view, self._post, reachable)
+        differs = self._owners_differ
+        self._owner = Owner(me, ring, config, rng, admit, self._post, differs, reachable)
         self._requests: dict[int, Request] = {}
         self._last_request = 0
         self._last_sequence = 0
@@ -334,8 +332,6 @@ class Directory:
             if message.key in self._watched:
                 self.outbox.emit(KeyChanged(message.key))
             return
-        if isinstance(message, DirectoryMismatch):
-            self._compare_views(now, sender, message)
         if not isinstance(
             message, (DirectoryMismatch, DirectoryValue, DirectoryWritten, DirectoryRefused)
         ):
@@ -357,14 +353,8 @@ class Directory:
         elif isinstance(message, DirectoryRefused) and writing:
             self._refuse(now, request, message)
 
-    def _compare_views(self, now: float, sender: PeerId, message: DirectoryMismatch) -> None:
-        """Learn the other's view, and tell it the own one in case it is the one behind."""
-        if sender == self.me or not message.view:
-            return
-        mine = self._owner.view_for(now, sender)
-        if mine:
-            self.outbox.send(sender, DirectoryMismatch(0, mine))
-        self.outbox.emit(ViewLearnt(message.view))
+    def _owners_differ(self, peer: PeerId) -> None:
+        self.outbox.emit(OwnersDiffer(peer))
 
     def _conclude(self, request: Request) -> None:
         if not request.done or request.number not in self._requests:

@@ -28,9 +28,8 @@ who know least: until then it is parked, as reads are. A register that came by a
 judged by another owner, with what that one knew; when its writer asks for it here, it is
 judged again.
 
-A mismatch carries the sender's view of the members, and is answered by the other's, so
-that whoever is behind catches up at once; at most one view goes to a peer each
-`retry_interval`, the others are empty; so are those to writers of other zones.
+Who sent a mismatch has it told (`on_mismatch`), unless it was to a writer of another zone:
+membership compares views with that peer, so that whoever is behind catches up at once.
 
 A key is warmed when it is first heard of: by a read, a write, or a DirectoryMerge, which
 the earlier owners send to new ones, soon after a change of the ring, to say that the key
@@ -69,7 +68,6 @@ from tensorhub_p2p.protocol.messages import (
     Key,
     Message,
     Register,
-    Rumour,
     WholeMark,
 )
 
@@ -105,7 +103,6 @@ class Admit:
 admit_all = Admit(lambda _key, _held, _register: None, lambda _key, _register: False)
 """The policy that forbids nothing."""
 
-View = Callable[[], "tuple[Rumour, ...]"]
 Post = Callable[[float, PeerId, Message], None]
 
 
@@ -140,8 +137,8 @@ class Owner:
         config: DirectoryConfig,
         rng: Random,
         admit: Admit,
-        view: View,
         post: Post,
+        on_mismatch: Callable[[PeerId], None],
         reachable: Reachable | None = None,
     ) -> None:
         self.me = me
@@ -149,8 +146,8 @@ class Owner:
         self._config = config
         self._rng = rng
         self._admit = admit
-        self._view = view
         self._post = post
+        self._on_mismatch = on_mismatch
         self._reachable = reachable or self._is_member
         self._held: dict[Key, KeyCopy] = {}
         self._count = 0
@@ -167,7 +164,6 @@ class Owner:
         self._watchers: dict[Key, dict[PeerId, float]] = {}
         self._changed: dict[Key, None] = {}
         self._tell_at: float | None = None
-        self._views_sent: dict[PeerId, float] = {}
         self._sweep_at: float | None = None
 
     def _is_member(self, peer: PeerId) -> bool:
@@ -323,19 +319,13 @@ class Owner:
             self._tell_at = now if self._tell_at is None else self._tell_at
 
     def _disagree(self, now: float, sender: PeerId, request: int, *, abroad: bool = False) -> None:
-        """Tell the sender whom I know; at most one full view each retry interval."""
-        view = () if abroad else self.view_for(now, sender)
-        self._post(now, sender, DirectoryMismatch(request, view))
+        """Tell the sender that we take others for the owners, and see why."""
+        self._post(now, sender, DirectoryMismatch(request))
+        self._see_why(sender, abroad=abroad)
 
-    def view_for(self, now: float, peer: PeerId) -> tuple[Rumour, ...]:
-        """The own view for this peer, or nothing if it just got one."""
-        last = self._views_sent.get(peer)
-        if peer == self.me or (last is not None and now - last < self._config.retry_interval):
-            return ()
-        if len(self._views_sent) > 1024:
-            self._views_sent.clear()
-        self._views_sent[peer] = now
-        return self._view()
+    def _see_why(self, sender: PeerId, *, abroad: bool) -> None:
+        if sender != self.me and not abroad:
+            self._on_mismatch(sender)
 
     # -- watching --
 
@@ -472,7 +462,7 @@ class Owner:
         owners = self.owners(key)
         held = self._held.get(key)
         if message.owners and not same(message.owners, owners):
-            self._disagree(now, sender, 0)
+            self._see_why(sender, abroad=False)
             if self.me in owners and message.request:
                 held = held or self._take_up(now, key, owners, keep=True)
                 if held is None:

@@ -37,11 +37,12 @@ def of_mark(mark: WholeMark) -> Register:
 
 
 def merge(cells: dict[Cell, Register], registers: Iterable[Register]) -> int:
-    """Take the maximum per cell into `cells`; returns how many cells rose."""
+    """Take the maximum per cell into `cells`, what rose last at the end; how many cells rose."""
     risen = 0
     for register in registers:
         held = cells.get(register.cell)
         if held is None or register.order > held.order:
+            cells.pop(register.cell, None)
             cells[register.cell] = register
             risen += 1
     return risen
@@ -68,7 +69,7 @@ def prune_marks(cells: dict[Cell, Register], kept: int = MARKS_KEPT) -> int:
 
 
 def prune_pins(cells: dict[Cell, Register], kept: int = PINS_KEPT) -> int:
-    """Drop withdrawn pins, the longest known first, once there are twice as many; how many."""
+    """Drop withdrawn pins, the longest withdrawn first, once there are twice as many; how many."""
     if len(cells) <= 2 * kept:
         return 0
     withdrawn = [

@@ -172,13 +172,16 @@ def stands(question: Question, answer: Holding, elsewhere: tuple[int, int] | Non
     return answer.publication.order >= elsewhere
 
 
-def places(answer: Holding, zone_of: Callable[[PeerId], str], home: str) -> Places:
+def places(
+    answer: Holding, zone_of: Callable[[PeerId], str], home: str, *, home_first: bool = True
+) -> Places:
     """Where a pin belongs: in a zone that covers the publication alone, or in all it needs.
 
-    The own zone comes before others, and those by name, so that all who ask choose alike.
+    The own zone comes before others, and those by name, so that all who ask choose alike; it
+    comes last where it can't be read from (`home_first`).
     """
     zones = {zone_of(peer) for peers in answer.ready.values() for peer in peers}
-    line = sorted(zones, key=lambda zone: (zone != home, zone))
+    line = sorted(zones, key=lambda zone: ((zone != home) is home_first, zone))
     for zone in line:
         if answer.covered_at({zone: ()}, zone_of):
             return {zone: ()}

@@ -19,6 +19,7 @@ difference, not the cluster. A peer compares
                      news is on its way: gossip misses some peer now and then, and this
                      finds the gap within seconds
     with the lost    a member that was held for dead and is back
+    with doubters    a peer that took somebody else for a key's owner
     after a pause    of its own (`hasten`): who knows what was missed
 
 Only who joins asks for a whole view: its hello is a `PushPull` that holds nothing but
@@ -29,9 +30,15 @@ peer, which doesn't know them), to seeds, and to where dead members were.
 A fingerprint covers all reachable members and this peer; 0 says nothing. What is held of
 the addressee, if it is held for gone, is said first, for it to refute.
 
+A reply counts only if it was asked for: it comes from the address that was dialled, or from the
+peer that was sent a `PushPull`, once, within `ANSWER_INTERVALS` intervals of probing.
+
 Bounds: a view is bounded by the table. Strangers cause at most one hello each
-`gossip_interval`, mismatches and those that are back one comparison each `mismatch_interval`;
-digests are answered at most `MAX_ANSWERS` an interval of gossip.
+`gossip_interval`, mismatches and those that are back one comparison each `mismatch_interval`.
+In an interval of gossip at most `MAX_ANSWERS` digests are answered, as many peers asked because
+they took somebody else for an owner, and `MAX_TOLD` pieces told, the last view of them whole;
+beyond that digests stay unanswered, and replies just say who this is: a comparison follows. Of
+what was asked the latest `MAX_ASKED` are remembered.
 """
 
 from __future__ import annotations
@@ -51,9 +58,32 @@ from tensorhub_p2p.protocol.messages import PushPull, PushPullReply, Rumour, Vie
 SMALL_CLUSTER = 32
 """Up to here the interval is `push_pull_interval` (memberlist's pushPullScaleThreshold)."""
 MAX_ANSWERS = 4
+MAX_TOLD = 8192
+"""Claims, hints and summaries; claims are mostly below 100 bytes."""
+MAX_ASKED = 1024
+ANSWER_INTERVALS = 10
 
 View = Callable[[Collection[int]], tuple[Rumour, ...]]
 """The present opinion of everyone in these parts, itself first; of all if there are none."""
+
+
+class Allowance:
+    """So much within each so many seconds."""
+
+    def __init__(self, limit: int, seconds: float) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._since = -math.inf
+        self._used = 0
+
+    def has_room(self, now: float) -> bool:
+        if now - self._since > self._seconds:
+            self._since, self._used = now, 0
+        return self._used < self._limit
+
+    def use(self, amount: int) -> None:
+        """Even beyond the limit: then there is no room."""
+        self._used += amount
 
 
 class AntiEntropy:
@@ -90,8 +120,11 @@ class AntiEntropy:
         """When the next comparison with a random member is due; None before the first member."""
         self._next_introduction = -math.inf
         self._next_comparison = -math.inf
-        self._answers_since = -math.inf
-        self._answers = 0
+        self._answers = Allowance(MAX_ANSWERS, config.gossip_interval)
+        self._doubters = Allowance(MAX_ANSWERS, config.gossip_interval)
+        self._told = Allowance(MAX_TOLD, config.gossip_interval)
+        self._asked: dict[str, float] = {}
+        """Who owes a reply, by PeerId or by the address dialled, and since when."""
 
     def start(self, now: float) -> None:
         """There is somebody to compare with."""
@@ -129,11 +162,10 @@ class AntiEntropy:
 
     def answer_digest(self, now: float, sender: PeerId, theirs: tuple[int, ...], news: int) -> bool:
         """Send what is held about the parts that differ; False if that was too often now."""
-        if now - self._answers_since > self._config.gossip_interval:
-            self._answers_since, self._answers = now, 0
-        self._answers += 1
-        if self._answers > MAX_ANSWERS or len(theirs) != PARTS:
+        room = self._answers.has_room(now) and self._told.has_room(now)
+        if not room or len(theirs) != PARTS:
             return False
+        self._answers.use(1)
         ours = self._fingerprints()
         parts = tuple(part for part in range(PARTS) if ours[part] != theirs[part])
         if parts or news != self._news():
@@ -142,34 +174,52 @@ class AntiEntropy:
             message = PushPull(
                 self._me, view, hints=hints, parts=parts, hello=not parts, summaries=summaries
             )
-            self._outbox.send(sender, message)
+            self._told.use(len(view) + len(hints) + len(summaries))
+            self._ask(now, sender, message)
         return True
 
-    def reply(self, peer: PeerId, asked: PushPull) -> None:
-        """The other half of an exchange."""
-        brief = asked.hello and not asked.joining
+    def reply(self, now: float, peer: PeerId, asked: PushPull) -> None:
+        """The other half of an exchange; only who this is, when too much was told just now."""
+        room = self._told.has_room(now)
+        brief = (asked.hello and not asked.joining) or not room
         view = self._only_us(peer) if brief else self._view(asked.parts)
+        hints = self._hints.newest() if room else ()
+        summaries = self._summaries.newest() if room else ()
+        self._told.use(len(view) + len(hints) + len(summaries))
+        parts = () if brief else asked.parts
         reply = PushPullReply(
-            self._me,
-            view,
-            self._hints.newest(),
-            asked.dialled,
-            asked.parts,
-            hello=brief,
-            summaries=self._summaries.newest(),
+            self._me, view, hints, asked.dialled, parts, hello=brief, summaries=summaries
         )
         self._outbox.send(peer, reply)
 
+    # -- what is owed --
+
+    def _ask(self, now: float, peer: PeerId, message: PushPull) -> None:
+        self._note_asked(now, peer)
+        self._outbox.send(peer, message)
+
+    def _note_asked(self, now: float, whom: str) -> None:
+        self._asked.pop(whom, None)
+        self._asked[whom] = now
+        if len(self._asked) > MAX_ASKED:
+            del self._asked[next(iter(self._asked))]
+
+    def is_answer(self, now: float, sender: PeerId, reply: PushPullReply) -> bool:
+        """Whether this reply was owed; from now on it isn't any more."""
+        asked = self._asked.pop(reply.dialled or sender, -math.inf)
+        return now - asked <= ANSWER_INTERVALS * self._config.probe_interval
+
     # -- hellos --
 
-    def dial(self, address: str, *, joining: bool) -> None:
+    def dial(self, now: float, address: str, *, joining: bool) -> None:
         """Knock where a seed, or a member held for dead, may be."""
+        self._note_asked(now, address)
         hello = PushPull(self._me, (self._claim(),), joining, dialled=address, hello=True)
         self._outbox.send_to(address, hello)
 
-    def greet(self, peer: PeerId) -> None:
+    def greet(self, now: float, peer: PeerId) -> None:
         """Tell a stranger who this is."""
-        self._outbox.send(peer, PushPull(self._me, self._only_us(peer), hello=True))
+        self._ask(now, peer, PushPull(self._me, self._only_us(peer), hello=True))
 
     def _only_us(self, peer: PeerId) -> tuple[Rumour, ...]:
         """Who this is, and what is held of the addressee if it is held for gone."""
@@ -187,6 +237,12 @@ class AntiEntropy:
             self._next_comparison = now + self._config.mismatch_interval
             self.compare_with(peer)
 
+    def differs(self, now: float, peer: PeerId) -> None:
+        """Something that it did shows that its view is another one."""
+        if self._doubters.has_room(now):
+            self._doubters.use(1)
+            self.compare_with(peer)
+
     def mismatch(self, now: float, sender: PeerId, ours: int, theirs: int) -> None:
         """Views that differ when all has been said are compared, but not in storms."""
         if theirs in (0, ours) or now < self._next_comparison:
@@ -199,4 +255,4 @@ class AntiEntropy:
         if sender in self._members or sender == self._me.peer_id or now < self._next_introduction:
             return
         self._next_introduction = now + self._config.gossip_interval
-        self.greet(sender)
+        self.greet(now, sender)

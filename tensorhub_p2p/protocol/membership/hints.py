@@ -2,10 +2,17 @@
 
 Rules of this file. A hint is only a hint: it says that asking the directory is worth
 while, never what may be used. It has its own queue and byte budget, so that a storm of
-membership rumours doesn't hold it up. Merging is a maximum, so order and repeats of what
-arrives don't matter.
+membership rumours doesn't hold it up.
 
-Bounds: `max_hinted_models` models; hints of further ones are dropped.
+Theory of operation. Of each model the highest (revision, epoch, version) is kept: merging is a
+maximum, so order and repeats of what arrives don't matter. Versions only rise while the model
+lives. But one may be named that isn't there any more, or never was: of an earlier run of the
+same name, or by mistake; and all real ones would be lower. Owners admit no publication below
+one that exists, so who published is right: if a higher version than its own stood here for
+`STANDS` seconds, it takes the next revision, which begins anew everywhere.
+
+Bounds: `max_hinted_models` models; hints of further ones, and revisions beyond `MAX_REVISION`,
+are dropped.
 """
 
 from __future__ import annotations
@@ -14,6 +21,11 @@ import mmh3
 
 from tensorhub_p2p.protocol.membership.dissemination import Dissemination
 from tensorhub_p2p.protocol.messages import VersionHint
+
+STANDS = 60.0
+"""Seconds; longer than a publisher may take to see that others published a higher version."""
+MAX_REVISION = 1 << 32
+"""No honest cluster comes that far; a higher one can't be raised on the wire for ever."""
 
 
 class Hints:
@@ -24,26 +36,40 @@ class Hints:
         """Of all that is known, 63 bits; 0 if that is nothing."""
         self._limit = limit
         self._newest: dict[str, VersionHint] = {}
+        self._since: dict[str, float] = {}
+        """By model, when what is known came."""
         self._queue: Dissemination[str, VersionHint] = Dissemination()
 
     def __bool__(self) -> bool:
         """Whether anything waits to be spread."""
         return len(self._queue) > 0
 
-    def note(self, hint: VersionHint) -> bool:
+    def note(self, now: float, hint: VersionHint) -> bool:
         """Merge a hint; if it is news, spread it and say True."""
         known = self._newest.get(hint.model)
         if known is None and len(self._newest) >= self._limit:
             return False
-        if known is not None and (hint.epoch, hint.version) <= (known.epoch, known.version):
+        if known is not None and _order(hint) <= _order(known):
+            return False
+        if hint.revision > MAX_REVISION:
             return False
         for each in (known, hint):
             if each is not None:
                 self.fingerprint ^= _fingerprint(each)
         self._newest.pop(hint.model, None)
         self._newest[hint.model] = hint
+        self._since[hint.model] = now
         self._queue.put(hint.model, hint)
         return True
+
+    def found(self, now: float, model: str, epoch: int, version: int, *, published: bool) -> None:
+        """This peer has this version whole; `published` if it is its own publication."""
+        known = self._newest.get(model)
+        revision = known.revision if known is not None else 0
+        lower = known is not None and (epoch, version) < (known.epoch, known.version)
+        if published and lower and now - self._since[model] >= STANDS:
+            revision += 1
+        self.note(now, VersionHint(model, epoch, version, revision))
 
     def newest(self) -> tuple[VersionHint, ...]:
         """One hint a model, the most recent news first."""
@@ -54,5 +80,9 @@ class Hints:
         return self._queue.take(budget, limit)
 
 
+def _order(hint: VersionHint) -> tuple[int, int, int]:
+    return (hint.revision, hint.epoch, hint.version)
+
+
 def _fingerprint(hint: VersionHint) -> int:
-    return mmh3.hash64(f"{hint.model}/{hint.epoch}/{hint.version}", signed=False)[0] >> 1
+    return mmh3.hash64(f"{hint.model}/{_order(hint)}", signed=False)[0] >> 1

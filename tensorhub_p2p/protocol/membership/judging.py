@@ -74,6 +74,10 @@ class Judge:
         self._unreached: dict[PeerId, int] = {}
         """How often in a row a watched member's watch couldn't be renewed."""
 
+    def adopt(self, now: float) -> None:
+        """The members are taken for known since long, so for heard of till now."""
+        self._last_heard = now
+
     def heard(self, now: float, sender: PeerId) -> None:
         """Something came from this peer."""
         self._last_heard = now

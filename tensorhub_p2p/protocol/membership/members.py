@@ -12,7 +12,8 @@ said, revives it.
 What dies when. The dead and those that left stay in the table for `forget_dead_after`,
 so that they are re-dialled and their old "alive"s are refused; then only a tombstone
 remains: identity and rank. A death that is the first news of a peer leaves just
-the tombstone.
+the tombstone. Either way the peer is *forgotten* once, that long after its death was heard of,
+or when it makes room: then what it wrote may be dropped.
 
 The fingerprint of a view is the XOR of one hash per reachable member and its rank, so that
 peers whose views agree find that out from 8 bytes. It is kept for each of `PARTS` parts into
@@ -100,6 +101,10 @@ class Members:
         self._at: dict[str, tuple[PeerId, ...]] = {}
         """By preferred address."""
         self._tombstones: dict[PeerId, Rank] = {}
+        self._hearsay: dict[PeerId, float] = {}
+        """Tombstones of those that weren't in the table, by when they were heard of."""
+        self.forgotten: list[PeerId] = []
+        """Who was forgotten and not told of yet; whoever tells it empties this."""
         self.fingerprint = 0
         """Of all reachable members."""
         self.part_fingerprints = [0] * PARTS
@@ -175,6 +180,7 @@ class Members:
         if peer not in self._views and not self._make_room():
             return False
         self._tombstones.pop(peer, None)
+        self._hearsay.pop(peer, None)
         old = self._views.get(peer)
         for each in (old, view):
             if each is not None and each.is_reachable:
@@ -191,23 +197,29 @@ class Members:
             self._gone[peer] = None
         return True
 
-    def bury(self, peer: PeerId, last: Rank) -> None:
-        """Remember only that a peer is dead or left, at this rank."""
+    def bury(self, peer: PeerId, last: Rank, now: float) -> None:
+        """Remember only that a peer which isn't in the table is dead or left, at this rank."""
+        self._hearsay.pop(peer, None)
+        self._hearsay[peer] = now
+        self._set_tombstone(peer, last)
+
+    def _set_tombstone(self, peer: PeerId, last: Rank) -> None:
         self._tombstones.pop(peer, None)
         self._tombstones[peer] = last
         if len(self._tombstones) > self._limit:
-            del self._tombstones[next(iter(self._tombstones))]
+            oldest = next(iter(self._tombstones))
+            del self._tombstones[oldest]
+            if self._hearsay.pop(oldest, None) is not None:
+                self.forgotten.append(oldest)
 
-    def forget_gone(self, before: float) -> list[PeerId]:
-        """Leave only tombstones of those gone since a time earlier than `before`; names them."""
-        forgotten = []
-        while self._gone:
-            peer = next(iter(self._gone))
-            if self._views[peer].since >= before:
-                break
-            self._forget(peer)
-            forgotten.append(peer)
-        return forgotten
+    def forget_gone(self, before: float) -> None:
+        """Leave only tombstones of those gone since a time earlier than `before`."""
+        while self._gone and self._views[next(iter(self._gone))].since < before:
+            self._forget(next(iter(self._gone)))
+        while self._hearsay and next(iter(self._hearsay.values())) < before:
+            peer = next(iter(self._hearsay))
+            del self._hearsay[peer]
+            self.forgotten.append(peer)
 
     def _make_room(self) -> bool:
         if len(self._views) < self._limit:
@@ -226,7 +238,8 @@ class Members:
                 self._at[address] = others
             else:
                 del self._at[address]
-        self.bury(peer, view.rank)
+        self._set_tombstone(peer, view.rank)
+        self.forgotten.append(peer)
 
     def _mix(self, view: MemberView) -> None:
         """Into the fingerprints, or out of them: XOR is its own inverse."""

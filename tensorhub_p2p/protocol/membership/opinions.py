@@ -160,7 +160,7 @@ class Opinions:
         if last is not None and rank(rumour) <= last:
             return
         if rumour.status in GONE:
-            self._members.bury(rumour.peer, rank(rumour))
+            self._members.bury(rumour.peer, rank(rumour), now)
         elif rumour.info is not None:
             if len(msgspec.msgpack.encode(rumour.info)) > MAX_INFO_BYTES:
                 self._dropped["introduction too large"] += 1

@@ -43,7 +43,8 @@ from tensorhub_p2p.protocol.messages import Ack, Message, Nack, Ping, PingReques
 
 MAX_URGENT = 32
 NACK_SHARE = 0.8
-"""A relay gives up after this share of `probe_timeout`, so that its Nack is in time."""
+"""A relay gives up after this share of the time that a probe has left when it asks relays, so
+that its Nack is in time."""
 
 
 @dataclass(slots=True)
@@ -213,13 +214,14 @@ class Prober:
         """Probe for somebody else; False if that is too much now."""
         if len(self._relayed) >= self._config.max_relayed_probes:
             return False
+        config = self._config
         seq = self._new_seq()
         self._relayed[seq] = Relayed(
             sender,
             message.seq,
             message.target,
-            nack_at=now + NACK_SHARE * self._config.probe_timeout,
-            forget_at=now + self._config.probe_interval,
+            nack_at=now + NACK_SHARE * (config.probe_interval - config.probe_timeout),
+            forget_at=now + config.probe_interval,
         )
         self.sends.append((message.target, Ping(seq)))
         return True

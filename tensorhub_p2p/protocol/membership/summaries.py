@@ -5,6 +5,9 @@ zones.py's. A summary is news of its own kind: it has its own queue and byte bud
 a storm of membership rumours or version hints doesn't hold it up, nor the other way round.
 
 Theory of operation. Of each zone the summary with the highest counter is kept and spread.
+Counters go round: after `MAX_COUNTER` comes 1, and of two the one that is ahead by less than half
+the way is the higher. So whatever counter a summary has, its zone can write the next one, and
+an absurd one freezes nothing.
 Two peers of a zone may write one under the same counter, while neither has heard of the
 other: of those the one with the greater bytes wins, everywhere alike. Merging is a maximum,
 so order and repeats of what arrives don't matter. The fingerprint of what is known is the XOR
@@ -32,7 +35,7 @@ MAX_MODELS = 64
 MAX_SUMMARY_BYTES = 32 << 10
 """Encoded bytes of one summary; that much is reached by very long model names only."""
 MAX_COUNTER = 1 << 53
-"""No honest zone writes that often; a higher one can't be raised on the wire for ever."""
+"""The highest; no honest zone writes half as often. 0 is nobody's (greeting.py)."""
 
 
 class Summaries:
@@ -91,9 +94,14 @@ def _fingerprint(summary: ZoneSummary) -> int:
     return mmh3.hash64(msgspec.msgpack.encode(summary), signed=False)[0] >> 1
 
 
+def next_counter(known: int) -> int:
+    """The counter of the summary that supersedes one with this counter."""
+    return known % MAX_COUNTER + 1
+
+
 def _supersedes(new: ZoneSummary, known: ZoneSummary) -> bool:
     if new.counter != known.counter:
-        return new.counter > known.counter
+        return (new.counter - known.counter) % MAX_COUNTER < MAX_COUNTER // 2
     return new != known and msgspec.msgpack.encode(new) > msgspec.msgpack.encode(known)
 
 

@@ -44,7 +44,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from tensorhub_p2p.config import SwimConfig
-from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
+from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.membership.anti_entropy import AntiEntropy
 from tensorhub_p2p.protocol.membership.gossip import Gossiper
@@ -176,9 +176,8 @@ class Swim:
             return
         self._notice_pause(now)
         for address in self._seeds.due(now):
-            self._views.dial(address, joining=not self._seeds.joined)
-        for peer in self._members.forget_gone(now - self._config.forget_dead_after):
-            self.outbox.emit(MemberForgotten(peer))
+            self._views.dial(now, address, joining=not self._seeds.joined)
+        self._members.forget_gone(now - self._config.forget_dead_after)
         for silence in self._prober.tick(now):
             self._judge.silence(now, silence)
         self._judge.pronounce(now)
@@ -213,7 +212,7 @@ class Swim:
         """Say hello to whoever of this zone lives at this address, and join it if it answers."""
         if not self._left and address not in self.me.addresses:
             self._notice_pause(now)
-            self._views.dial(address, joining=True)
+            self._views.dial(now, address, joining=True)
             self._finish(now)
 
     def note_contact(self, now: float, dialled: str, peer: PeerId) -> None:
@@ -239,6 +238,7 @@ class Swim:
             self._summaries.adopt(summary)
         self._members.adopt(views, self.me.peer_id)
         self._prober.adopt(now)
+        self._judge.adopt(now)
         self._views.start(now)
         self._seeds.joined = True
         self._responsive = self._watched = None
@@ -264,9 +264,11 @@ class Swim:
         self._judge.evidence(now, peer, evidence)
         self._finish(now)
 
-    def hint(self, model: str, epoch: int, version: int) -> None:
-        """Tell every member that this version exists, unless a newer one is known."""
-        self._hints.note(VersionHint(model, epoch, version))
+    def hint(
+        self, now: float, model: str, epoch: int, version: int, *, published: bool = False
+    ) -> None:
+        """Tell every member that this version exists, unless a newer one is known (hints.py)."""
+        self._hints.found(now, model, epoch, version, published=published)
         self._plan()
 
     def tell(self, now: float, summary: ZoneSummary) -> bool:
@@ -276,11 +278,11 @@ class Swim:
         self._finish(now)
         return news
 
-    def absorb(self, now: float, view: Iterable[Rumour]) -> None:
-        """Merge somebody's view of members into the own one."""
+    def compare(self, now: float, peer: PeerId) -> None:
+        """This peer seems to have another view: find out where, if there is time for it now."""
         if not self._left:
             self._notice_pause(now)
-            self._hear_view(now, view, NOBODY)
+            self._views.differs(now, peer)
             self._finish(now)
 
     # -- questions --
@@ -330,7 +332,7 @@ class Swim:
         return self._members.is_reachable(peer)
 
     def view(self, parts: Collection[int] = ()) -> tuple[Rumour, ...]:
-        """The own opinion, this peer first, as `absorb` takes it; of everyone, or some parts.
+        """The own opinion, this peer first; of everyone, or of some parts.
 
         Tombstones included: a newcomer that never heard of a death would wait for the dead
         whose records it finds.
@@ -377,7 +379,7 @@ class Swim:
 
     def _on_gossip(self, now: float, sender: PeerId, message: Gossip) -> None:
         self._opinions.hear_all(now, message.rumours)
-        self._hear_hints(message.hints)
+        self._hear_hints(now, message.hints)
         self._hear_summaries(message.summaries)
 
     def _on_view_digest(self, now: float, sender: PeerId, message: ViewDigest) -> None:
@@ -395,16 +397,19 @@ class Swim:
         if message.joining and self._members.rank(sender) is None:
             self._clear_address(now, message.info)
         self._hear_view(now, message.view, sender)
-        self._hear_hints(message.hints)
+        self._hear_hints(now, message.hints)
         self._hear_summaries(message.summaries)
-        self._views.reply(sender, message)
+        self._views.reply(now, sender, message)
 
     def _on_push_pull_reply(self, now: float, sender: PeerId, message: PushPullReply) -> None:
         if not _is_sound(message, sender) or sender == self.me.peer_id:
             self.dropped["forged view"] += 1
             return
+        if not self._views.is_answer(now, sender, message):
+            self.dropped["view nobody asked for"] += 1
+            return
         self._hear_view(now, message.view, sender)
-        self._hear_hints(message.hints)
+        self._hear_hints(now, message.hints)
         self._hear_summaries(message.summaries)
         self._seeds.note_answer(message.dialled, sender)
         self._note_joined(now, message.dialled, sender)
@@ -466,9 +471,9 @@ class Swim:
 
     # -- hints and summaries --
 
-    def _hear_hints(self, hints: Iterable[VersionHint]) -> None:
+    def _hear_hints(self, now: float, hints: Iterable[VersionHint]) -> None:
         for hint in hints:
-            if self._hints.note(hint):
+            if self._hints.note(now, hint):
                 self.outbox.emit(NewerVersion(hint.model, hint.epoch, hint.version))
 
     def _hear_summaries(self, summaries: Iterable[ZoneSummary]) -> None:
@@ -479,7 +484,7 @@ class Swim:
     # -- after each call --
 
     def _finish(self, now: float) -> None:
-        """Send what probing asked for, and note when the next call is due."""
+        """Send what probing asked for, tell who was forgotten, and note when to be called next."""
         if self._prober.sends:
             sends, self._prober.sends = self._prober.sends, []
             for to, message in sends:
@@ -488,6 +493,10 @@ class Swim:
             looks, self._prober.looks = self._prober.looks, []
             for peer in looks:
                 self.outbox.emit(Look(peer))
+        if self._members.forgotten:
+            forgotten, self._members.forgotten = self._members.forgotten, []
+            for peer in forgotten:
+                self.outbox.emit(MemberForgotten(peer))
         self._gossip.start(now)
         self._last_call = now
         self._plan()

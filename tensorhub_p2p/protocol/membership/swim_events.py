@@ -39,8 +39,9 @@ class Look(Event):
     """A member is silent: what do its sockets show? The driver answers by `Swim.evidence`.
 
     REFUSED, ACCEPTED or GREETED, within about half a second, or nothing. GREETED needs
-    fresh evidence: a handshake made now, or a watch whose heartbeats were answered since
-    the silence began; and no disconnect since the peer itself was last heard of.
+    fresh evidence: a handshake made now, or a watch whose heartbeats were answered since,
+    which is known only when they would have ended it else; and no disconnect since the peer
+    itself was last heard of.
     """
 
     peer: PeerId
@@ -77,7 +78,11 @@ class MemberChanged(Event):
 
 @dataclass(frozen=True)
 class MemberForgotten(Event):
-    """A member dead or left for so long that it isn't looked for any more."""
+    """One dead or left for so long that it isn't looked for any more, or that made room.
+
+    It needn't have been a member here: of a peer that died before this one came only the death
+    is known. What it wrote may be dropped.
+    """
 
     peer: PeerId
 

@@ -8,13 +8,16 @@ directory watches it), and every `holders_interval` all the same, as news of cha
 lost and deaths change no key. It has at most one read under way (inquiry.py): reads that
 are not answered, as in a partition, don't pile up, and no late answer follows a newer one.
 `HoldersChanged` is emitted for the first answer, and for each that differs from the last.
-While nobody in the own zone has all of the shard, holders in other zones are looked for too.
+While no responsive peer of the own zone has all of the shard, holders in other zones are
+looked for too. Holders that are silent are named only while no responsive one has all of it:
+so they get no new readers, and keep those that they have.
 What bounds it: one follow for each pull that runs; it ends with `stop`.
 """
 
 from __future__ import annotations
 
 from itertools import count
+from typing import Protocol
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.directory.inquiry import Inquiry
@@ -25,10 +28,17 @@ from tensorhub_p2p.protocol.directory.records import (
     holders_key,
     values,
 )
-from tensorhub_p2p.protocol.identity import Publication
+from tensorhub_p2p.protocol.identity import PeerId, Publication
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.messages import HolderRecord, Phase
 from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
+
+
+class Presence(Liveness, Protocol):
+    """Membership, as a follow asks about it."""
+
+    def is_responsive(self, peer: PeerId) -> bool:
+        """Not known to be silent, or gone."""
 
 
 class Follow:
@@ -42,7 +52,7 @@ class Follow:
         shard: int,
         publication: Publication,
         records: Records,
-        liveness: Liveness,
+        liveness: Presence,
         interval: float,
     ) -> None:
         self.outbox = Outbox()
@@ -78,6 +88,9 @@ class Follow:
             and record.phase is not Phase.HIDDEN
             and not self._liveness.is_gone(register.writer)
         )
+        answering = [h for h in holders if self._liveness.is_responsive(h.peer)]
+        if any(holder.phase is Phase.READY for holder in answering):
+            holders = tuple(answering)
         if holders != self._holders:
             self._holders = holders
             self.outbox.emit(HoldersChanged(self._number, holders))
@@ -97,7 +110,7 @@ class Follow:
 class Following:
     """The follows of one peer, by number."""
 
-    def __init__(self, records: Records, liveness: Liveness, config: PullConfig) -> None:
+    def __init__(self, records: Records, liveness: Presence, config: PullConfig) -> None:
         self.outbox = Outbox()
         self._follows: dict[int, Follow] = {}
         self._numbers = count(1)

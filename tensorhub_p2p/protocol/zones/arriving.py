@@ -8,12 +8,16 @@ Theory of operation.
     LOOKING ──a member of the zone is known──────────────────────────────▶ ARRIVED
             ──no seeds───────────────────────────────────────────────────▶ ARRIVED, its first
             ──a greeting from another zone that names nobody of the own──▶ ARRIVED, its first
+            ──the same, of a peer that is alone there itself, and none
+              of another kind comes for `alone_after`────────────────────▶ ARRIVED, its first
             ──a greeting that names some, but none of them answers for
               `alone_after`──────────────────────────────────────────────▶ ARRIVED, its first
             ──a seed is this peer itself, and nobody comes for
               `alone_after`──────────────────────────────────────────────▶ ARRIVED, its first
 
-Those named are called each `join_retry` meanwhile. The seed that led to another zone counts
+Those named are called each `join_retry` meanwhile, and so are the seeds (seeds.py). Of a peer
+that knows nobody, which has just been started anew, say, it is no proof that it knows nobody
+of this zone: it is asked again. The seed that led to another zone counts
 as an answer only once the peer has arrived, so that whoever waits for its join doesn't act
 on a zone of one while the others are about to answer.
 
@@ -62,8 +66,10 @@ class Arrival:
         if self._alone_at is None:
             self._alone_at = now + self._alone_after
 
-    def greeted(self, now: float, contact: Contact, named: Iterable[PeerInfo]) -> None:
-        """A peer of another zone named these of the own one."""
+    def greeted(
+        self, now: float, contact: Contact, named: Iterable[PeerInfo], *, is_alone: bool = False
+    ) -> None:
+        """A peer of another zone, perhaps alone there, named these of the own one."""
         if self.at is not None:
             return
         self.contact = contact
@@ -71,10 +77,13 @@ class Arrival:
             if len(self._named) < MAX_NAMED:
                 self._named.setdefault(info.peer_id, info)
         if not self._named:
-            self.arrive(now)
+            if is_alone:
+                self.may_be_alone(now)
+            else:
+                self.arrive(now)
         elif self._look_at is None:
             self._look_at = now
-            self.may_be_alone(now)
+            self._alone_at = now + self._alone_after
 
     def due(self, now: float) -> tuple[PeerInfo, ...]:
         """Whom to call now."""

@@ -6,7 +6,8 @@ spreads it. It is asked at the zone's first gateway only.
 Theory of operation. A summary is written when it would say something else than the newest
 one known, at most each `summary_interval`, with a counter one above that one's. The number of
 members counts as something else only when it has changed by more than a tenth, so that
-comings and goings in one zone cost the others nothing.
+comings and goings in one zone cost the others nothing. Besides, it is renewed `RENEWALS` times
+in the time after which others take a silent zone for gone (fading.py).
 
 When views differ, two peers may hold themselves for the first gateway (the home pool is
 partitioned, say, and the far network isn't). So that they don't outbid each other as
@@ -16,7 +17,8 @@ Of a gateway it says only who it is and where it can be called, since every peer
 passes it on a dozen times.
 
 Bounds: as many models, gateways and bytes as summaries.py lets pass; the models with the
-oldest news are left out first.
+oldest news are left out first. That a summary is full tells readers that there may be more
+(speakers.py).
 """
 
 from __future__ import annotations
@@ -28,25 +30,33 @@ import msgspec
 
 from tensorhub_p2p.config import ZonesConfig
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.membership.summaries import MAX_MODELS, is_sound
+from tensorhub_p2p.protocol.membership.summaries import MAX_MODELS, is_sound, next_counter
 from tensorhub_p2p.protocol.messages import VersionHint, ZoneSummary
+
+RENEWALS = 8
 
 
 class Author:
-    """Writes for one zone, on behalf of this peer."""
+    """Writes for one zone, on behalf of this peer; others forget it `fades_after` its last word."""
 
     def __init__(
-        self, me: PeerInfo, config: ZonesConfig, is_alive: Callable[[PeerId], bool]
+        self,
+        me: PeerInfo,
+        config: ZonesConfig,
+        fades_after: float,
+        is_alive: Callable[[PeerId], bool],
     ) -> None:
         self._me = me
         self._config = config
         self._is_alive = is_alive
         self._next = -math.inf
         self._heard_at = -math.inf
+        self._renew_every = fades_after / RENEWALS
+        self._renewed: float | None = None
 
     def heard(self, now: float) -> None:
         """Another's summary of the own zone is news."""
-        self._heard_at = now
+        self._heard_at = self._renewed = now
 
     def write(
         self,
@@ -64,12 +74,16 @@ class Author:
             return None
         if known is not None and abs(members - known.members) * 10 <= known.members:
             members = known.members
-        counter = known.counter + 1 if known is not None else 1
+        counter = next_counter(known.counter) if known is not None else 1
         contacts = tuple(PeerInfo(g.peer_id, g.name, g.zone, g.addresses) for g in gateways)
         draft = ZoneSummary(self._me.zone, counter, contacts, members, newest[:MAX_MODELS])
         new = _shortened(draft)
-        if new is None or _says_the_same(new, known):
+        if self._renewed is None:
+            self._renewed = now
+        due = now >= self._renewed + self._renew_every
+        if new is None or (_says_the_same(new, known) and not due):
             return None
+        self._renewed = now
         self._next = now + self._config.summary_interval
         return new
 

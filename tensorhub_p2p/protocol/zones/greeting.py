@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from tensorhub_p2p.protocol.identity import PeerInfo
-from tensorhub_p2p.protocol.messages import ZoneSummary
+from tensorhub_p2p.protocol.messages import ZoneGreeting, ZoneSummary
 
 CALLERS = 4
 CALLING_ZONES = 64
@@ -30,6 +30,16 @@ REMEMBERED = 30.0
 MAX_CALLER_BYTES = 4096
 HEARSAY = 0
 """The counter of a summary that tells who called, and was not written by its zone."""
+
+
+def is_alone(greeting: ZoneGreeting) -> bool:
+    """Whether who greets knows nobody else of its own zone, as far as its answer shows.
+
+    Whoever has met its zone has heard from it of all others.
+    """
+    me = greeting.info
+    own = (summary for summary in greeting.summaries if summary.zone == me.zone)
+    return not any(named.peer_id != me.peer_id for summary in own for named in summary.gateways)
 
 
 class _Call(NamedTuple):

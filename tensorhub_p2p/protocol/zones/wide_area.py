@@ -38,6 +38,15 @@ def wrap(message: Message) -> WideArea:
     return WideArea(kind, bytes(body))
 
 
+def dialled_in(wrapped: WideArea) -> str:
+    """The address that the caller dialled, if it says so."""
+    try:
+        message = unwrap(wrapped)
+    except Undecodable:
+        return ""
+    return message.dialled if isinstance(message, PushPull) else ""
+
+
 def unwrap(wrapped: WideArea) -> Message:
     """The message in it; raises Undecodable."""
     if wrapped.kind not in WRAPPED:

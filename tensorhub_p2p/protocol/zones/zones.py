@@ -1,10 +1,11 @@
 """Zones: one membership pool per zone, and one among the gateways of all of them.
 
-Rules of this file. It decides which pool a message belongs to, and carries news from one to
-the other; all else is done by others: a pool by swim.py, who is a gateway by gateways.py and
+Rules of this file. It decides which pool a message belongs to, and carries news from one to the
+other; all else is done by others: a pool by swim.py, who is a gateway by gateways.py and
 line.py, the gateways' pool by wide_pool.py, what a zone says of itself by authoring.py and
-summaries.py, how a peer gets into its zone by arriving.py and greeting.py. The events that it
-hands on are those of the home pool: to those above, members are members of the own zone.
+summaries.py, which zones are gone by fading.py, how a peer gets into its zone by arriving.py and
+greeting.py. The events that it hands on are those of the home pool: to those above, members are
+members of the own zone.
 
 Theory of operation. Everyone is in the *home* pool, with the peers of its zone and nobody
 else. The first two in line are *gateways*, and also in the *wide* pool, with the gateways of
@@ -24,8 +25,9 @@ whose own network was cut. A gateway that home declares dead is suspect in the w
 once, for home sees it from nearer.
 
 Bounds: two pools and one table of summaries, each with its bounds; an answer of two summaries
-for each call from elsewhere; calls are paced by reaching.py. What is malformed, forged, or
-claims to be of this zone and isn't, is counted in `dropped`.
+for each call from elsewhere; calls are paced by reaching.py, and greetings that answer none are
+dropped (calls.py). What is malformed, forged, unasked, or claims to be of this zone and isn't,
+is counted in `dropped`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ import msgspec
 
 from tensorhub_p2p.config import Config
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
+from tensorhub_p2p.protocol.machine import Event, Outbox, Send, SendTo, earliest
 from tensorhub_p2p.protocol.membership.members import GONE, MemberView
 from tensorhub_p2p.protocol.membership.summaries import names_few
 from tensorhub_p2p.protocol.membership.swim import Swim
@@ -49,6 +51,7 @@ from tensorhub_p2p.protocol.membership.swim_events import (
     MemberChanged,
     SeedIsSelf,
     Unheard,
+    WasAbsent,
     ZoneNews,
 )
 from tensorhub_p2p.protocol.messages import (
@@ -64,9 +67,12 @@ from tensorhub_p2p.protocol.messages import (
 )
 from tensorhub_p2p.protocol.zones.arriving import Arrival, Contact
 from tensorhub_p2p.protocol.zones.authoring import Author
-from tensorhub_p2p.protocol.zones.greeting import HEARSAY, Greeter
+from tensorhub_p2p.protocol.zones.calls import Calls
+from tensorhub_p2p.protocol.zones.fading import Fading
+from tensorhub_p2p.protocol.zones.greeting import HEARSAY, Greeter, is_alone
 from tensorhub_p2p.protocol.zones.line import Line
 from tensorhub_p2p.protocol.zones.reaching import Pacing
+from tensorhub_p2p.protocol.zones.wide_area import dialled_in
 from tensorhub_p2p.protocol.zones.wide_pool import WidePool
 
 FIRST_VIEW = 1.0
@@ -105,8 +111,11 @@ class Zones:
         self._has_arrived = False
         self._line = Line(info, config.zones, lambda: self.home.members()[1:])
         self._greeter = Greeter(self.zone)
-        self._author = Author(info, config.zones, self._lives)
+        fades_after = config.swim.forget_dead_after
+        self._author = Author(info, config.zones, fades_after, self._lives)
+        self._fading = Fading(fades_after)
         self._home_calls = Pacing(config.swim.join_retry)
+        self._calls = Calls()
 
     # -- the machine's face --
 
@@ -139,6 +148,7 @@ class Zones:
         if self.wide is not None and self.wide.round_is_due(now):
             self._call_missing(now, self.wide)
         self._settle(now)
+        self._fading.tick(now)
 
     def next_wakeup(self) -> float | None:
         """When something falls due; None for a peer that is alone or has left."""
@@ -148,6 +158,7 @@ class Zones:
             self.home.next_wakeup(),
             self._arrival.next_wakeup(),
             self._line.next_look,
+            self._fading.next_wakeup(),
             self.wide.next_wakeup() if self.wide is not None else None,
         )
 
@@ -177,7 +188,11 @@ class Zones:
         self, now: float, views: Sequence[MemberView], summaries: Iterable[ZoneSummary] = ()
     ) -> None:
         """The same, with views that several peers may share, and with zones known as long."""
+        summaries = tuple(summaries)
         self.home.adopt_views(now, views, summaries)
+        for summary in summaries:
+            if summary.zone != self.zone:
+                self._fading.heard(now, summary.zone)
         self._arrival.arrive(now)
         self._has_arrived = True
         self._line.adopt(now, (view for view in views if view.peer_id != self.me.peer_id))
@@ -202,20 +217,27 @@ class Zones:
             self.wide.evidence(now, peer, evidence)
         self._settle(now)
 
-    def hint(self, model: str, epoch: int, version: int) -> None:
+    def hint(
+        self, now: float, model: str, epoch: int, version: int, *, published: bool = False
+    ) -> None:
         """Tell every member of the zone that this version exists; others by the summary."""
-        self.home.hint(model, epoch, version)
+        self.home.hint(now, model, epoch, version, published=published)
 
-    def absorb(self, now: float, view: Iterable[Rumour]) -> None:
-        """Merge somebody's view of the zone's members into the own one."""
-        self.home.absorb(now, self._without_strangers(tuple(view)))
+    def compare(self, now: float, peer: PeerId) -> None:
+        """This peer of the zone seems to have another view of its members (`Swim.compare`)."""
+        self.home.compare(now, peer)
         self._settle(now)
+
+    def expect(self, now: float, peer: PeerId) -> None:
+        """This peer was asked something that it may answer with a greeting."""
+        self._calls.note(now, peer)
 
     # -- questions --
 
     def zones(self) -> tuple[ZoneSummary, ...]:
-        """The newest summary known of each zone, the own one too once somebody wrote it."""
-        return self.home.summaries()
+        """The newest summary of each zone that is there, the own one too once it is written."""
+        known = self.home.summaries()
+        return tuple(summary for summary in known if not self._fading.has_faded(summary.zone))
 
     def gateways(self) -> tuple[PeerId, ...]:
         """Who speaks for the own zone, as far as this peer knows; the first one writes."""
@@ -262,6 +284,10 @@ class Zones:
         """Whether it is of this zone and neither dead nor left."""
         return self.home.is_reachable(peer)
 
+    def is_responsive(self, peer: PeerId) -> bool:
+        """Whether it is of this zone, and neither gone nor silent."""
+        return self.status(peer) is Status.ALIVE
+
     def view(self) -> tuple[Rumour, ...]:
         """The own opinion of everyone in the zone, as `absorb` takes it."""
         return self.home.view()
@@ -301,7 +327,8 @@ class Zones:
             self.wide.receive(now, sender, message)
         elif message.kind in CALLS:
             own = self._own_summary()
-            self.outbox.send(sender, ZoneGreeting(self.me, (own,) if own is not None else ()))
+            summaries = (own,) if own is not None else ()
+            self.outbox.send(sender, ZoneGreeting(self.me, summaries, dialled_in(message)))
         else:
             self._dropped["wide-area message, and no gateway"] += 1
 
@@ -309,6 +336,9 @@ class Zones:
         """Somebody that this peer called is of another zone, or no gateway."""
         if message.info.peer_id != sender or sender == self.me.peer_id:
             self._dropped["forged greeting"] += 1
+            return
+        if not self._calls.await_answer(now, sender, message.dialled):
+            self._dropped["greeting that was not asked for"] += 1
             return
         summaries = [s for s in message.summaries[:GREETED_SUMMARIES] if names_few(s)]
         for summary in summaries:
@@ -320,17 +350,20 @@ class Zones:
             self._bring_home(now, message.info)
         elif message.dialled in self._seeds:
             named = [g for s in summaries if s.zone == self.zone for g in s.gateways]
-            self._found_elsewhere(now, Contact(message.dialled, sender), named)
+            contact = Contact(message.dialled, sender)
+            self._found_elsewhere(now, contact, named, is_alone=is_alone(message))
 
     # -- being in the zone, and one of its gateways --
 
-    def _found_elsewhere(self, now: float, contact: Contact, named: Iterable[PeerInfo]) -> None:
+    def _found_elsewhere(
+        self, now: float, contact: Contact, named: Iterable[PeerInfo], *, is_alone: bool
+    ) -> None:
         """A seed is of another zone: that is the cluster, and the way into this zone."""
         if self._has_arrived:
             self.home.note_contact(now, *contact)
             self._meet(now, named)
         else:
-            self._arrival.greeted(now, contact, named)
+            self._arrival.greeted(now, contact, named, is_alone=is_alone)
             self._look_for_zone(now)
 
     def _look_for_zone(self, now: float, first_view: float = 0.0) -> None:
@@ -434,15 +467,21 @@ class Zones:
     def _act_on_news(self, now: float, summary: ZoneSummary) -> None:
         """A summary is news here, and is being spread."""
         self.outbox.emit(ZoneNews(summary))
-        if summary.zone == self.zone:
+        if summary.zone != self.zone:
+            self._fading.heard(now, summary.zone)
+        else:
             self._author.heard(now)
-            if self.wide is not None:
-                self._meet(now, summary.gateways)
-        elif self.wide is not None and not self.wide.reaches(summary.zone):
+        if self.wide is None:
+            return
+        if summary.zone == self.zone:
+            self._meet(now, summary.gateways)
+        elif not self.wide.reaches(summary.zone):
             self.wide.hasten(now)
 
     def _lives(self, peer: PeerId) -> bool:
-        """Whether either pool holds this peer for reachable."""
+        """Whether either pool holds this peer for reachable, and home not for silent."""
+        if self.status(peer) is Status.UNRESPONSIVE:
+            return False
         wide = self.wide is not None and self.wide.is_reachable(peer)
         return wide or self.home.is_reachable(peer)
 
@@ -460,6 +499,11 @@ class Zones:
                 self._act_on_wide(now, event)
             items = self.home.outbox.drain()
             events = self.wide.take_events() if self.wide is not None else []
+        for put in self.outbox.items:
+            if isinstance(put, SendTo):
+                self._calls.note(now, put.address)
+            elif isinstance(put, Send) and isinstance(put.message, WideArea):
+                self._calls.note(now, put.to)
 
     def _act_at_home(self, now: float, event: Event) -> bool:
         """Act on an event of the home pool; True if it isn't for those above (any more)."""
@@ -469,6 +513,8 @@ class Zones:
         if isinstance(event, SeedIsSelf):
             self._seeds = [seed for seed in self._seeds if seed != event.address]
             self._arrival.may_be_alone(now)
+        elif isinstance(event, WasAbsent):
+            self._fading.hold(now)
         elif isinstance(event, MemberChanged):
             self._member_changed(now, event.member)
         return False
