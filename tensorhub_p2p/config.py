@@ -188,6 +188,14 @@ class DirectoryConfig(Checked):
     """Seconds until owners that disagreed are asked again, at first (doubling, to the retry's)."""
     keep_former_seconds: float = 600.0
     """How long a former owner keeps what it holds, for new owners that have not asked yet."""
+    bucket_registers: int = 48
+    """Registers of writers under one bucket of a key above which its owner calls it crowded."""
+    max_buckets: int = 1024
+    """Buckets over which one key is spread at most."""
+    rewrite_rate: float = 200.0
+    """Registers that one peer writes again each second, after owners have changed."""
+    forget_hidden_after: float = 60.0
+    """Seconds after which a closed handle's records are withdrawn: longer than a pull retries."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +242,33 @@ class GroupConfig(Checked):
     """Seconds between two looks, of a member that waits in a call, at its group's key."""
     election_backoff: float = 0.5
     """Seconds per shard number that claimants other than the lowest wait before they stand."""
+
+
+@dataclass(frozen=True)
+class RetentionConfig(Checked):
+    """Keeping retained versions."""
+
+    promise_patience: float = 0.5
+    """Seconds in which a holder answers whether it keeps a version; after that it is a no."""
+    max_asked: int = 3
+    """Holders that are asked before a version is offloaded."""
+    promise_seconds: float = 60.0
+    """Seconds for which a promise binds its giver, whatever the retains on record say: longer
+    than they need to come from another zone."""
+    reserve_patience: float = 1.0
+    """Seconds in which a group reserves memory for all its shards."""
+    reserve_seconds: float = 30.0
+    """Seconds after which a reservation that nobody used or renewed lapses."""
+    look_interval: float = 2.0
+    """Seconds between two looks whether an offload is still needed."""
+    notice_interval: float = 2.0
+    """Seconds after which a zone's gateways are told again what is retained there."""
+    notice_seconds: float = 30.0
+    """Seconds for which such a notice counts."""
+    max_kept: int = 64
+    """Offloads of one peer."""
+    max_promised: int = 256
+    """Publications that one handle keeps for others, at a time."""
 
 
 @dataclass(frozen=True)
@@ -345,6 +380,7 @@ class Config:
     directory: DirectoryConfig = field(default_factory=DirectoryConfig)
     abroad: AbroadConfig = field(default_factory=AbroadConfig)
     group: GroupConfig = field(default_factory=GroupConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
     pull: PullConfig = field(default_factory=PullConfig)
     tcp: TcpConfig = field(default_factory=TcpConfig)
     wire: WireConfig = field(default_factory=WireConfig)

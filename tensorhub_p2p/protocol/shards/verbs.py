@@ -80,6 +80,42 @@ class PublicationLost(Event):
 
 
 @dataclass(frozen=True)
+class OffloadWanted(Event):
+    """Copy what `slot` holds into host memory, as `keep`: `Node.offloaded` or
+    `Node.offload_failed` follows."""
+
+    slot: Slot
+    keep: Slot
+    publication: Publication
+
+
+@dataclass(frozen=True)
+class AdoptWanted(Event):
+    """Pull this shard into host memory, as `keep`, for somebody who leaves: `Node.offloaded`
+    or `Node.offload_failed` follows."""
+
+    keep: Slot
+    publication: Publication
+    num_shards: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class KeepFreed(Event):
+    """Nobody needs this offload any more: stop exporting it, free it, then `Node.freed`."""
+
+    keep: Slot
+
+
+@dataclass(frozen=True)
+class DigestsWanted(Event):
+    """All digests of what the slot published are needed now: it is about to be withdrawn."""
+
+    slot: Slot
+    publication: Publication
+
+
+@dataclass(frozen=True)
 class VersionSummary:
     """One version of a model, as the directory knows it."""
 
