@@ -219,7 +219,7 @@ class AbroadConfig(Checked):
     """Longest pause, in seconds, between two tries to take a pin in another zone back
     (doubling up to it)."""
     max_asked: int = 64
-    """Asks of other zones that a gateway works on at a time; it drops more."""
+    """Keys that a gateway reads for other zones at a time; who asks for more is sent to another."""
     max_answer_bytes: int = 512 << 10
     """Bytes of one answer; what is left out is of the oldest publications."""
     max_keys: int = 256
