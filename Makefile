@@ -2,7 +2,8 @@
 #
 #   make demo    the main job: a trainer and three rollout replicas moving weights
 #   make test    the tests
-#   make simulate-long   3,000 seeds of the membership simulator; SEEDS=n for more
+#   make simulate-long   3,000 simulated memberships and 1,000 whole clusters;
+#                        SEEDS=n and CLUSTER_SEEDS=n for more
 #   make check   lint, format, types, floors, and Python 3.10 to 3.13
 #
 # Each makes its own virtual environment when there is none and installs what it
@@ -22,7 +23,7 @@ demo: $(STAMP)
 	$(BIN)/tensorhub-p2p demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -36,8 +37,11 @@ check: $(STAMP)
 
 # What fails is made as small as possible and kept as a file, which the tests replay.
 SEEDS ?= 3000
+CLUSTER_SEEDS ?= 1000
 simulate-long: $(STAMP)
 	$(BIN)/python -m tensorhub_p2p.sim.seeds --seeds $(SEEDS) --failures tests/regressions
+	$(BIN)/python -m tensorhub_p2p.sim.cluster.seeds --seeds $(CLUSTER_SEEDS) \
+		--failures tests/regressions/cluster
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -129,6 +129,66 @@ class Worker:
         self._handles[model].wait_for(newer_than)
         return time.monotonic()
 
+    # --- at a pace -----------------------------------------------------------------------
+
+    def train(self, model: str, until: float, step: float) -> dict[str, Any]:
+        """Publish, wait a step, unpublish, write, until that time; what was done when."""
+        copies = self._count_offloads()
+        published: list[tuple[int, float]] = []
+        unpublishes: list[float] = []
+        version = 0
+        while time.monotonic() < until:
+            version += 1
+            self._handles[model].publish(version)
+            published.append((version, time.monotonic()))
+            time.sleep(step)
+            unpublishes.append(self.unpublish(model))
+            self.write(model)
+        return {"published": published, "unpublishes": unpublishes, "offloads": len(copies)}
+
+    def _count_offloads(self) -> list[object]:
+        """A list that grows with each offload that this peer makes; a look inside."""
+        offloads, made = self._peer._driver.offloads, []
+        plain = offloads.copy
+
+        def copy(*what: Any) -> None:
+            made.append(what[1])
+            plain(*what)
+
+        offloads.copy = copy
+        return made
+
+    def slow_reads(self, seconds: float) -> None:
+        """Have the read of each chunk take so long; a look inside."""
+        from tensorhub_p2p.transfer.links import Link
+
+        plain = Link._read
+
+        def read(link: Any, chunk: int, digest: bytes, reader: Any) -> None:
+            time.sleep(seconds)
+            plain(link, chunk, digest, reader)
+
+        Link._read = read  # type: ignore[method-assign]
+
+    def follow(self, model: str, until: float) -> dict[str, Any]:
+        """Replicate "latest" again and again, until that time."""
+        from tensorhub_p2p import TensorHubError
+
+        pulls: list[dict[str, Any]] = []
+        errors: list[str] = []
+        newest = -1
+        while time.monotonic() < until:
+            try:
+                self._handles[model].wait_for(newest, timeout=10)
+                pull = self._handles[model].replicate(timeout=30)
+            except TensorHubError as error:
+                errors.append(f"{type(error).__name__}: {error}")
+                continue
+            newest = pull.version
+            ended = time.monotonic()
+            pulls.append({"version": newest, "seconds": pull.seconds, "ended": ended})
+        return {"pulls": pulls, "errors": errors}
+
     # --- bare ----------------------------------------------------------------------------
 
     def bare_memory(self, num_bytes: int) -> tuple[int, int]:

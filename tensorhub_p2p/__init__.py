@@ -9,6 +9,7 @@ from tensorhub_p2p.config import (
     DirectoryConfig,
     GroupConfig,
     PullConfig,
+    RetentionConfig,
     SwimConfig,
     WireConfig,
     ZonesConfig,
@@ -32,7 +33,9 @@ from tensorhub_p2p.errors import (
 )
 from tensorhub_p2p.handle import ShardHandle
 from tensorhub_p2p.peer import Peer, close_on_sigterm
+from tensorhub_p2p.protocol.messages import Retain
 from tensorhub_p2p.results import HandleState, Member, Pull, SourceReport, VersionInfo, ZoneInfo
+from tensorhub_p2p.retains import newest, versions
 from tensorhub_p2p.runtime.security import keygen
 
 __version__ = "0.1.0"
@@ -55,6 +58,8 @@ __all__ = [
     "PeerClosed",
     "Pull",
     "PullConfig",
+    "Retain",
+    "RetentionConfig",
     "RetentionLost",
     "ShardHandle",
     "SlotTaken",
@@ -73,4 +78,6 @@ __all__ = [
     "__version__",
     "close_on_sigterm",
     "keygen",
+    "newest",
+    "versions",
 ]

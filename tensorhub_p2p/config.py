@@ -239,7 +239,8 @@ class GroupConfig(Checked):
     recall_seconds: float = 1.0
     """Seconds for which a call that a death interrupted is looked for among the survivors."""
     look_interval: float = 2.0
-    """Seconds between two looks, of a member that waits in a call, at its group's key."""
+    """Seconds between two looks, of a member that waits in a call or for the others to come, at
+    its group's key; and between two writes of the group's floor."""
     election_backoff: float = 0.5
     """Seconds per shard number that claimants other than the lowest wait before they stand."""
 
@@ -262,9 +263,7 @@ class RetentionConfig(Checked):
     look_interval: float = 2.0
     """Seconds between two looks whether an offload is still needed."""
     notice_interval: float = 2.0
-    """Seconds after which a zone's gateways are told again what is retained there."""
-    notice_seconds: float = 30.0
-    """Seconds for which such a notice counts."""
+    """Seconds between two looks of a gateway at what its zone retains."""
     max_kept: int = 64
     """Offloads of one peer."""
     max_promised: int = 256

@@ -2,11 +2,11 @@
 
 States, and which calls fit (anything else is a StateError that says what to call first):
 
-    OPEN         register                                wait_for  close
-    REGISTERED   publish    replicate    unregister      wait_for  close
-    PUBLISHED    unpublish  replicate                    wait_for  close
-    TORN         publish    replicate    unregister      wait_for  close
-    REPLICATING  (inside replicate)                                close
+    OPEN         register                                wait_for  retract  close
+    REGISTERED   publish    replicate    unregister      wait_for  retract  close
+    PUBLISHED    unpublish  replicate                    wait_for  retract  close
+    TORN         publish    replicate    unregister      wait_for  retract  close
+    REPLICATING  (inside replicate)                                         close
     CLOSED       (nothing)
 
 A handle is used by one thread at a time: a second one in its verbs is a StateError.
@@ -14,29 +14,31 @@ A handle is used by one thread at a time: a second one in its verbs is a StateEr
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from tensorhub_p2p.errors import LayoutMismatch, PeerClosed, StateError, Timeout
-from tensorhub_p2p.options import check_timeout, checked_integer
+from tensorhub_p2p.errors import LayoutMismatch, PeerClosed, RetentionLost, StateError, Timeout
+from tensorhub_p2p.options import MAX_VERSION, check_flag, check_timeout, checked_integer
 from tensorhub_p2p.protocol.groups.selection import newer_than as newer_than_selector
 from tensorhub_p2p.protocol.groups.selection import selector_of
 from tensorhub_p2p.protocol.identity import Publication, Slot
-from tensorhub_p2p.protocol.messages import Question
+from tensorhub_p2p.protocol.messages import Question, Retain
 from tensorhub_p2p.protocol.shards.verbs import Answer, VerbId
 from tensorhub_p2p.results import HandleState, Pull
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
-from tensorhub_p2p.runtime.pulling import PullRun
+from tensorhub_p2p.runtime.pulling import PullRun, announcing, is_intact
+from tensorhub_p2p.runtime.verbs import Running
 from tensorhub_p2p.transfer.memory import Region
 
-MAX_VERSION = 10**18 - 1
-"""Selectors are texts of up to 18 digits."""
+_log = logging.getLogger(__name__)
+
 NEEDS = {
     HandleState.OPEN: "register() the tensors first",
     HandleState.REGISTERED: "publish() or replicate() first",
@@ -52,17 +54,21 @@ UNREGISTER_FIRST = {
 }
 """What `register` lacks in these states; it differs from what the others lack."""
 REGISTERED, PUBLISHED, TORN = HandleState.REGISTERED, HandleState.PUBLISHED, HandleState.TORN
+AT_REST = (HandleState.OPEN, REGISTERED, PUBLISHED, TORN)
 
 
 class ShardHandle:
     """Made by `Peer.open`. Use it as a context manager, or call `close()`."""
 
-    def __init__(self, driver: Driver, slot: Slot, num_shards: int, *, spot: bool) -> None:
+    def __init__(
+        self, driver: Driver, slot: Slot, num_shards: int, *, spot: bool, retain: Retain
+    ) -> None:
         self.model = slot.group.model
         self.replica = slot.group.replica
         self.shard = slot.shard
         self.num_shards = num_shards
         self.spot = spot
+        self.retain = retain
         self._slot = slot
         self._driver = driver
         self._state = HandleState.OPEN
@@ -71,8 +77,12 @@ class ShardHandle:
         """What others may read of this handle at present."""
         self._holds: Publication | None = None
         """What the registered tensors are, whole and verified."""
+        self._arrived: Publication | None = None
+        """What the failed call's pull brought, whole and verified, but could not announce."""
         self._stalled = 0.0
-        """Seconds for which attempts at the failed call got nothing, one after the other."""
+        """Seconds of attempts at the failed call since one came further than all before it."""
+        self._furthest = 0
+        """Bytes that the best of them brought."""
         self._failed: Answer | None = None
         """The call whose pull failed last, as long as it may be asked again."""
         self._pull: PullRun | None = None
@@ -144,6 +154,7 @@ class ShardHandle:
         higher version exists, GroupBroken, SlotTaken, Timeout.
         """
         version = checked_integer("version", version, 0, MAX_VERSION)
+        check_flag("rewind", rewind)
         check_timeout(timeout)
         with self._in_verb("publish", REGISTERED, TORN):
             region = self._registered()
@@ -151,6 +162,7 @@ class ShardHandle:
             self._leave_failed_call()
             self._end_exports(timeout)
             exported = Exported.whole(self._driver.transports, region)
+            self._driver.regions[self._slot] = region
             try:
                 self._holds = self._run(
                     timeout,
@@ -167,37 +179,61 @@ class ShardHandle:
                 )
             except BaseException:
                 self._drop()  # an interrupt may come when it is announced already
+                self._driver.regions.pop(self._slot, None)
                 exported.drain(time.monotonic() + 1.0)
                 raise
             self._exported = exported
             self._driver.digests.start(self._slot, self._published(), region)
             self._become(PUBLISHED)
 
-    def unpublish(self, timeout: float = 30.0) -> None:
+    def unpublish(self, timeout: float = 30.0, *, force: bool = False) -> None:
         """Take the version back; on return the tensors may change.
 
-        Readers are sent elsewhere and get the time for the chunks in flight. While a group
-        that decided for this version finds it nowhere else, this waits. Timeout: then it is
-        still published.
+        Readers are sent elsewhere and get the time for the chunks in flight. Where this is the
+        last copy of a version that somebody retains, or whose pull is decided, it is
+        copied to host memory first. RetentionLost if that can't be (`offload_limit`): it
+        names who retains the version, and nothing was given up. `force=True` gives it
+        up all the same. Timeout: then it is still published.
         """
+        check_flag("force", force)
         check_timeout(timeout)
         with self._in_verb("unpublish", PUBLISHED):
-            self._unpublish(timeout)
+            self._unpublish(timeout, force=force)
 
-    def _unpublish(self, timeout: float) -> None:
+    def _unpublish(self, timeout: float, *, force: bool = False) -> None:
         """Afterwards REGISTERED; also if it was interrupted after the references were hidden."""
         try:
-            self._run(
+            lost = self._run(
                 timeout,
                 lambda node, now, number, deadline: node.unpublish(
-                    now, number, deadline, self._slot
+                    now, number, deadline, self._slot, force
                 ),
             )
         except BaseException:
             if not self._driver.ask(lambda _now: self._driver.node.holds(self._slot)):
                 self._unpublished()
             raise
+        for what in lost or ():
+            _log.warning("%s: unpublish(force=True) gave up %s", self._slot, what)
         self._unpublished()
+
+    def retract(self, version: int, timeout: float = 30.0) -> None:
+        """Declare a version bad, in the newest epoch that has it: nobody gets it from now on.
+
+        Who publishes or replicated it keeps its tensors, but serves them no longer; pulls of
+        it that are under way end with VersionUnavailable, and nothing retains it. The number
+        can't be published again in its epoch. Raises VersionUnavailable if there is no such
+        version, Timeout.
+        """
+        version = checked_integer("version", version, 0, MAX_VERSION)
+        check_timeout(timeout)
+        with self._in_verb("retract", *AT_REST):
+            self._run(
+                timeout,
+                lambda node, now, number, deadline: node.retract(
+                    now, number, deadline, self.model, version
+                ),
+            )
 
     def _unpublished(self) -> None:
         self._holds = None
@@ -215,7 +251,9 @@ class ShardHandle:
         version is waited for. Afterwards the handle serves the version, with no publish call.
         On an error after the first byte was written the handle is TORN; a retry of the
         same call gets the same publication. Raises LayoutMismatch (no byte was written),
-        VersionUnavailable, IntegrityError, TransferError, GroupBroken, GroupDivergence, Timeout.
+        VersionUnavailable, IntegrityError, TransferError, GroupBroken, GroupDivergence, Timeout;
+        RetentionLost if the version held before is the last copy of one that somebody
+        retains, and can't be kept: then it is still published.
         """
         if not isinstance(version, str):
             version = checked_integer("version", version, 0, MAX_VERSION)
@@ -228,6 +266,9 @@ class ShardHandle:
             region.check_writable()
             answer = self._ask(question, timeout)
             if self._holds == answer.publication:
+                self._finish(answer)
+                return self._up_to_date(answer, time.monotonic() - started)
+            if self._take_arrived(answer, started + timeout):
                 self._finish(answer)
                 return self._up_to_date(answer, time.monotonic() - started)
             self._check_shards(answer)
@@ -247,6 +288,22 @@ class ShardHandle:
             self._become(PUBLISHED)
             self._finish(answer)
             return pull.report(time.monotonic() - started)
+
+    def _take_arrived(self, answer: Answer, deadline: float) -> bool:
+        """All of it came with the try before, which could not tell the others: do that now.
+
+        False if it did not, or if somebody wrote into the tensors since.
+        """
+        exported = self._exported
+        if exported is None or self._arrived != answer.publication:
+            return False
+        if not is_intact(self._driver, self._slot, exported.region):
+            return False
+        announce = announcing(self._driver, self._slot, answer, exported, complete=True)
+        self._driver.run(self._slot, max(0.01, deadline - time.monotonic()), announce)
+        self._holds, self._failed, self._arrived = answer.publication, None, None
+        self._become(PUBLISHED)
+        return True
 
     def _give_up_old(self, timeout: float) -> None:
         """The new version is within reach: withdraw the old one; bytes change from here on."""
@@ -271,12 +328,16 @@ class ShardHandle:
             self._become(TORN)
         # What was verified is served on, until the handle's next verb.
         self._exported = pull.exported or self._exported
-        again = self._failed == answer and not pull.moved
-        self._stalled = (self._stalled if again else 0.0) + pull.lasted
-        self._failed = answer
-        # Many short attempts must find out that it can't be had, as one long one does.
+        self._arrived = answer.publication if pull.complete else None
+        if self._failed != answer:
+            self._failed, self._stalled, self._furthest = answer, 0.0, 0
+        # Many short attempts must find out that it can't be had, as one long one does. Bytes prove
+        # nothing if there are no more of them: two torn handles can feed each other for ever.
+        further = pull.moved > self._furthest
+        self._furthest = max(self._furthest, pull.moved)
+        self._stalled = 0.0 if further else self._stalled + pull.lasted
         limit = self._driver.config.pull.unavailable_after
-        in_vain = isinstance(error, Timeout) and not pull.moved and self._stalled >= limit
+        in_vain = isinstance(error, Timeout) and not further and self._stalled >= limit
         if pull.unavailable or in_vain:
             self._give_up(answer, error)
 
@@ -298,13 +359,12 @@ class ShardHandle:
     def wait_for(self, newer_than: int, timeout: float = 60.0) -> int:
         """Wait until a version above `newer_than` can be replicated; returns that version.
 
-        -1 stands for any version. A group call, as `replicate` is: all shards of the replica
-        get the same answer.
+        -1 stands for any version; after a rewind any of the new epoch counts as above. A group
+        call, as `replicate` is: all shards of the replica get the same answer.
         """
         newer_than = checked_integer("newer_than", newer_than, -1, MAX_VERSION)
         check_timeout(timeout)
-        states = (HandleState.OPEN, REGISTERED, PUBLISHED, TORN)
-        with self._in_verb("wait_for", *states):
+        with self._in_verb("wait_for", *AT_REST):
             selector = newer_than_selector(newer_than) if newer_than >= 0 else "latest"
             answer = self._ask(Question("wait_for", selector), timeout)
             self._finish(answer)
@@ -337,9 +397,9 @@ class ShardHandle:
         """`publish` on a thread of its own."""
         return _in_background(lambda: self.publish(version, rewind=rewind, timeout=timeout))
 
-    def unpublish_async(self, timeout: float = 30.0) -> Future[None]:
+    def unpublish_async(self, timeout: float = 30.0, *, force: bool = False) -> Future[None]:
         """`unpublish` on a thread of its own."""
-        return _in_background(lambda: self.unpublish(timeout))
+        return _in_background(lambda: self.unpublish(timeout, force=force))
 
     def replicate_async(
         self, version: int | str = "latest", timeout: float = 120.0
@@ -356,28 +416,50 @@ class ShardHandle:
     def close(self, timeout: float = 30.0) -> None:
         """Give the slot back and stop serving; a verb under way in another thread ends first.
 
-        That verb raises StateError. On return the tensors are neither read nor written.
+        That verb raises StateError. What other handles retain and is held only here is handed
+        on, or copied to host memory, as in `unpublish`. By its deadline the handle is
+        closed in any case, and the tensors are neither read nor written; RetentionLost is
+        raised then if something that is retained was lost.
         """
         check_timeout(timeout)
-        if self._driver.foreign or not self._closed.acquire(blocking=False):
-            return
-        deadline = time.monotonic() + timeout
+        if self._may_close():
+            deadline = time.monotonic() + timeout
+            try:
+                self._await_close(self._start_close(timeout))
+            finally:
+                self._let_go(deadline)
+
+    def _may_close(self) -> bool:
+        """Whether it is the caller who closes: nobody did before. It has to go on then."""
+        return not self._driver.foreign and self._closed.acquire(blocking=False)
+
+    def _start_close(self, timeout: float) -> Running | None:
+        """None if the peer was closed first, and let go of everything."""
         self._state = HandleState.CLOSED
         pull = self._pull
         if pull is not None:
             pull.cancel()
+        node, slot = self._driver.node, self._slot
         try:
-            self._run(
-                timeout,
-                lambda node, now, number, deadline: node.close(now, number, deadline, self._slot),
+            return self._driver.verb(
+                timeout, lambda now, number, deadline: node.close(now, number, deadline, slot)
             )
         except PeerClosed:
-            pass  # the peer was closed first, and let go of everything
-        finally:
-            self._wait_for_verb(deadline)
-            self._end_exports(1.0)
-            self._region = None
-            self._holds = None
+            return None
+
+    def _await_close(self, running: Running | None) -> None:
+        """Raises RetentionLost."""
+        if running is not None:
+            with suppress(PeerClosed):
+                self._driver.wait(self._slot, running)
+
+    def _let_go(self, deadline: float) -> None:
+        """On return the tensors are neither read nor written."""
+        self._wait_for_verb(deadline)
+        # Readers had their time: what is left is at most what they read without a lease.
+        self._end_exports(min(1.0, max(0.1, deadline - time.monotonic())))
+        self._region = None
+        self._holds = None
 
     def _wait_for_verb(self, deadline: float) -> None:
         """Until the verb under way has ended; unless this is its own thread (a signal handler)."""
@@ -395,16 +477,28 @@ class ShardHandle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except RetentionLost as lost:
+            if error is None:
+                raise
+            _log.error("%s", lost)  # the error that ends the block is raised
 
     # --- small parts ---------------------------------------------------------------------
 
-    def _claim(self, timeout: float) -> None:
-        """Claim the slot; `Peer.open` calls it."""
+    def _claim(self, timeout: float, *, elastic: bool) -> None:
+        """Claim the slot; `Peer.open` calls it. `elastic`: the replica's name was made up."""
         self._run(
             timeout,
             lambda node, now, number, deadline: node.open(
-                now, number, deadline, self._slot, self.num_shards, self.spot
+                now,
+                number,
+                deadline,
+                self._slot,
+                self.num_shards,
+                self.spot,
+                self.retain,
+                elastic,
             ),
         )
 
@@ -472,6 +566,8 @@ class ShardHandle:
             if self._state is TORN:
                 self._drop()
             exported.drain(time.monotonic() + seconds)
+        self._arrived = None
+        self._driver.regions.pop(self._slot, None)
 
     def _drop(self) -> None:
         """Others don't find anything here from now on."""

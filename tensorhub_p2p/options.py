@@ -22,6 +22,12 @@ MAX_TIMEOUT = 1e8
 """Seconds (three years): every wait has a deadline, and the system's clocks have a range."""
 MAX_NAME = 200
 """Characters of a cluster, zone, model or replica name."""
+MAX_VERSION = 10**18 - 1
+"""Selectors are texts of up to 18 digits."""
+MAX_OFFLOAD = 1 << 50
+"""Bytes; what one layout may have at most (protocol/layout.py)."""
+OFFLOAD_PART = 4
+"""By default offloads take up to one part in so many of the machine's memory."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class PeerOptions:
     host: str
     rack: str
     transports: tuple[str, ...]
+    offload_limit: int
     join_timeout: float
 
 
@@ -72,10 +79,26 @@ def checked_integer(what: str, value: object, lowest: int, highest: int) -> int:
     return number
 
 
+def check_flag(what: str, value: object) -> None:
+    """Raises ConfigError unless it is True or False: a text or a number may mean anything."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{what} = {value!r}: must be True or False")
+
+
 def check_timeout(timeout: object, what: str = "timeout") -> None:
     """Raises ConfigError, which is a ValueError, unless it is a time that can be waited."""
     if not isinstance(timeout, (int, float)) or not 0 < timeout <= MAX_TIMEOUT:
         raise ConfigError(f"{what} = {timeout!r}: must be positive seconds, up to {MAX_TIMEOUT:g}")
+
+
+def _usable_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its control group's limit."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            return min(memory, int(file.read()))
+    except (OSError, ValueError):  # no such group here, or "max"
+        return memory
 
 
 def resolve_options(
@@ -91,6 +114,7 @@ def resolve_options(
     host: str | None = None,
     rack: str | None = None,
     transports: Sequence[str] | None = None,
+    offload_limit: int | None = None,
     join_timeout: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> PeerOptions:
@@ -128,6 +152,12 @@ def resolve_options(
         host=pick("host", host, str, ""),
         rack=pick("rack", rack, str, ""),
         transports=tuple(pick("transports", transports, _listed, TRANSPORTS)),
+        offload_limit=checked_integer(
+            "offload_limit",
+            pick("offload_limit", offload_limit, int, _usable_memory() // OFFLOAD_PART),
+            0,
+            MAX_OFFLOAD,
+        ),
         join_timeout=pick("join_timeout", join_timeout, float, 30.0),
     )
     unknown = [name for name in options.transports if name not in TRANSPORTS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -12,11 +13,12 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from tensorhub_p2p.config import Config, ConfigError
-from tensorhub_p2p.errors import StateError
+from tensorhub_p2p.errors import RetentionLost, TensorHubError
 from tensorhub_p2p.explaining import explain
 from tensorhub_p2p.handle import ShardHandle
 from tensorhub_p2p.options import (
     PeerOptions,
+    check_flag,
     check_timeout,
     checked_integer,
     checked_name,
@@ -24,11 +26,14 @@ from tensorhub_p2p.options import (
 )
 from tensorhub_p2p.protocol.identity import Group, Slot
 from tensorhub_p2p.protocol.membership.members import GONE, MemberView
-from tensorhub_p2p.protocol.messages import ZoneSummary
+from tensorhub_p2p.protocol.messages import Retain, ZoneSummary
 from tensorhub_p2p.protocol.shards.verbs import VersionSummary
 from tensorhub_p2p.results import HandleState, Member, Pull, VersionInfo, ZoneInfo
+from tensorhub_p2p.retains import checked_retain
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.joining import check_seeds, join
+
+_log = logging.getLogger(__name__)
 
 MAX_SHARDS = 65_536
 
@@ -50,6 +55,8 @@ class Peer:
     name          for people; the host's name and the process id by default
     host, rack    labels of the machine and the rack, for choosing near sources
     transports    restricts what is used, in order of preference; all by default
+    offload_limit bytes of host memory for versions that are retained and held nowhere else;
+                  a quarter of the memory by default, 0 for none
     join_timeout  seconds until `JoinError`
 
     Raises JoinError, AuthenticationError, ConfigError.
@@ -74,8 +81,6 @@ class Peer:
         join_timeout: float | None = None,
         config: Config | None = None,
     ) -> None:
-        if offload_limit is not None:
-            raise StateError("offload_limit: offloading is not built yet, leave it out")
         self.options = resolve_options(
             cluster,
             seeds,
@@ -89,6 +94,7 @@ class Peer:
             host,
             rack,
             transports,
+            offload_limit,
             join_timeout,
         )
         self._handles: list[ShardHandle] = []
@@ -156,7 +162,7 @@ class Peer:
         replica: str | None = None,
         shard: int = 0,
         num_shards: int = 1,
-        retain: object | None = None,
+        retain: Retain | None = None,
         spot: bool = False,
         timeout: float = 60.0,
     ) -> ShardHandle:
@@ -166,9 +172,14 @@ class Peer:
         slot is claimed; the group forms in its first verb, so one thread may open several
         shards. A restart under a fixed name waits until its predecessor is declared dead. Raises
         SlotTaken if a live peer holds the slot, Timeout.
+
+        `retain`, made by `newest(k)` or `versions(...)`, keeps versions of the model somewhere
+        in the cluster, whoever unpublishes them, until this handle is closed. `spot=True`
+        says that this process may vanish at any moment: others copy from here, but what it
+        holds never counts as a safe copy.
         """
-        if retain is not None:
-            raise StateError("retain: retention is not built yet, leave it out")
+        wanted = checked_retain(retain)
+        check_flag("spot", spot)
         num_shards = checked_integer("num_shards", num_shards, 1, MAX_SHARDS)
         shard = checked_integer("shard", shard, 0, num_shards - 1)
         check_timeout(timeout)
@@ -180,8 +191,8 @@ class Peer:
             )
         name = checked_name("replica", replica or f"{self.options.name}-{secrets.token_hex(4)}")
         slot = Slot(Group(model, name), shard)
-        handle = ShardHandle(self._driver, slot, num_shards, spot=spot)
-        handle._claim(timeout)
+        handle = ShardHandle(self._driver, slot, num_shards, spot=spot, retain=wanted)
+        handle._claim(timeout, elastic=replica is None)
         self._handles = [kept for kept in self._handles if kept.state is not HandleState.CLOSED]
         self._handles.append(handle)
         return handle
@@ -191,7 +202,10 @@ class Peer:
     def close(self, timeout: float = 30.0) -> None:
         """Close all handles, leave the cluster and free everything; again: nothing happens.
 
-        Waits of other threads end with an error. A forked child's `close` does nothing.
+        What others retain and is held only here is handed to other peers first. By its
+        deadline the peer is closed in any case, and RetentionLost is raised if
+        something that is retained was lost. Waits of other threads end with an error. A forked
+        child's `close` does nothing.
         """
         check_timeout(timeout)
         if self._driver.foreign:
@@ -202,12 +216,31 @@ class Peer:
             self._closed = self._driver.closing = True
         deadline = time.monotonic() + timeout
         driver = self._driver
+        lost: list[str] = []
         try:
-            for handle in self._handles:
-                handle.close(max(0.1, deadline - time.monotonic()))
+            lost = self._hand_over(deadline)
             driver.ask(lambda now: driver.node.leave(now))
         finally:
             driver.close(max(0.5, deadline - time.monotonic()))
+        if lost:
+            raise RetentionLost("; ".join(lost))
+
+    def _hand_over(self, deadline: float) -> list[str]:
+        """Close all handles side by side, and have others keep what is kept; what was lost."""
+        driver, timeout = self._driver, max(0.1, deadline - time.monotonic())
+        leaving = driver.verb(timeout, driver.node.leave_well)
+        closing = [handle for handle in self._handles if handle._may_close()]
+        started = [(handle, handle._start_close(timeout)) for handle in closing]
+        lost: list[str] = []
+        for handle, running in started:
+            try:
+                handle._await_close(running)
+            except RetentionLost as error:
+                lost.append(str(error))
+            finally:
+                handle._let_go(deadline)
+        lost += leaving.future.result()
+        return lost
 
     def __enter__(self) -> Peer:
         return self
@@ -218,7 +251,12 @@ class Peer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except RetentionLost as lost:
+            if error is None:
+                raise
+            _log.error("%s", lost)  # the error that ends the block is raised
 
     def __repr__(self) -> str:
         if self._closed:
@@ -240,6 +278,7 @@ def _start(options: PeerOptions, config: Config) -> Driver:
         host=options.host,
         rack=options.rack,
         transports=options.transports,
+        offload_limit=options.offload_limit,
         config=config,
     )
 
@@ -255,11 +294,14 @@ def _member(view: MemberView) -> Member:
     return Member(info.peer_id, info.name, info.addresses[0], info.zone, view.status.name.lower())
 
 
-def close_on_sigterm(peer: Peer) -> None:
+def close_on_sigterm(peer: Peer, timeout: float = 30.0) -> None:
     """Have SIGTERM close this peer, then do what it did before. Call it in the main thread.
 
-    Waits in the main thread end with PeerClosed meanwhile.
+    `timeout` is that of `Peer.close`: what others retain is handed over, so give it less than
+    the time until SIGKILL follows. Waits in the main thread end with PeerClosed meanwhile.
+    What was lost is logged.
     """
+    check_timeout(timeout)
     before = signal.getsignal(signal.SIGTERM)
     closing = threading.Event()
     closed = threading.Event()
@@ -267,7 +309,9 @@ def close_on_sigterm(peer: Peer) -> None:
     def close() -> None:
         # On a thread of its own: the main thread may be anywhere, in the middle of a verb too.
         try:
-            peer.close()
+            peer.close(timeout)
+        except TensorHubError:
+            _log.exception("closing on SIGTERM")
         finally:
             closed.set()
             os.kill(os.getpid(), signal.SIGTERM)

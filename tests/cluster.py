@@ -3,24 +3,36 @@
 A verb is started by its name and gets a number; `wait` runs the clock until it has ended.
 Whatever a test does, `Cluster` notes each verb's end, and asserts that no verb ends twice or
 later than its deadline and a small grace (G8).
+
+It does for the nodes what a driver does: takes the digests of what is published, makes copies in
+host memory (`copies`), which takes `copy_seconds`, and frees them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tensorhub_p2p.config import Config, SwimConfig
 from tensorhub_p2p.errors import TensorHubError
-from tensorhub_p2p.protocol.identity import Group, PeerId, PeerInfo, Slot
+from tensorhub_p2p.protocol.identity import Group, PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout, TensorSpec
 from tensorhub_p2p.protocol.machine import Event
-from tensorhub_p2p.protocol.messages import Question
+from tensorhub_p2p.protocol.messages import Question, Retain
 from tensorhub_p2p.protocol.node import Node
+from tensorhub_p2p.protocol.shards.serving import DigestsWanted, ShardServer
 from tensorhub_p2p.protocol.shards.shard import ShardNode
-from tensorhub_p2p.protocol.shards.verbs import Answer, Done, Failed
+from tensorhub_p2p.protocol.shards.verbs import (
+    AdoptWanted,
+    Answer,
+    Done,
+    Failed,
+    KeepFreed,
+    OffloadWanted,
+)
 from tensorhub_p2p.sim.network import Link, SimNetwork
 
 LAYOUT = Layout([TensorSpec("w", "float32", (1024,), 4096)])
@@ -77,6 +89,9 @@ class Cluster:
     loss: float = 0.0
     latency: tuple[float, float] = (0.0002, 0.002)
     config: Config = field(default_factory=lambda: Config(swim=QUICK))
+    offload_limit: int = 0
+    """Of each peer that is started from now on, in bytes; each shard takes 4096."""
+    copy_seconds: float = 0.05
 
     def __post_init__(self) -> None:
         link = Link(self.latency, 0.0)
@@ -88,6 +103,10 @@ class Cluster:
         self.excused: set[int] = set()
         """Peers that were crashed or paused: their verbs' ends are not judged."""
         self.down: set[int] = set()
+        self.copies: dict[tuple[int, Slot], Publication] = {}
+        """By peer and keep: what lies in host memory."""
+        self.spoilt: set[Publication] = set()
+        """Publications whose tensors were written to: copies of them have other digests."""
         for _ in range(self.peers):
             self.start(meet=False)
         self.until(self._all_met)
@@ -108,7 +127,8 @@ class Cluster:
         index = len(self.nodes)
         me = PeerId(f"{index:016x}")
         info = PeerInfo(me, f"p{index}", "zone", (f"h{index}:1",))
-        node = Node(info, self.config, random.Random(f"{self.seed}/{index}"))
+        rng = random.Random(f"{self.seed}/{index}")
+        node = Node(info, self.config, rng, offload_limit=self.offload_limit)
         seeds = [n.info.addresses[0] for i, n in enumerate(self.nodes) if i not in self.down]
         self.nodes.append(node)
         self.net.add(me, info.addresses, node)
@@ -154,16 +174,24 @@ class Cluster:
         self.net.settle(node.info.peer_id)
         return number
 
-    def open(self, peer: int, slot: Slot, num_shards: int = 2, timeout: float = 10.0) -> int:
-        return self.verb(peer, "open", slot, num_shards, timeout=timeout)
+    def open(
+        self,
+        peer: int,
+        slot: Slot,
+        num_shards: int = 2,
+        timeout: float = 10.0,
+        spot: bool = False,
+        retain: Retain | None = None,
+    ) -> int:
+        return self.verb(peer, "open", slot, num_shards, spot, retain, timeout=timeout)
 
     def publish(
         self, peer: int, slot: Slot, number: int, rewind: bool = False, timeout: float = 10.0
     ) -> int:
         return self.verb(peer, "publish", slot, number, rewind, LAYOUT, (), timeout=timeout)
 
-    def unpublish(self, peer: int, slot: Slot, timeout: float = 10.0) -> int:
-        return self.verb(peer, "unpublish", slot, timeout=timeout)
+    def unpublish(self, peer: int, slot: Slot, timeout: float = 10.0, force: bool = False) -> int:
+        return self.verb(peer, "unpublish", slot, force, timeout=timeout)
 
     def ask(self, peer: int, slot: Slot, question: Question = LATEST, timeout: float = 10.0) -> int:
         return self.verb(peer, "ask", slot, question, timeout=timeout)
@@ -175,6 +203,25 @@ class Cluster:
 
     def close(self, peer: int, slot: Slot, timeout: float = 10.0) -> int:
         return self.verb(peer, "close", slot, timeout=timeout)
+
+    def retract(self, peer: int, version: int, timeout: float = 10.0) -> int:
+        number = len(self.verbs) + 1
+        deadline = self.now + timeout
+        self.verbs[number] = Running(number, peer, "retract", None, self.now, deadline)
+        node = self.nodes[peer]
+        node.retract(self.now, number, deadline, "policy", version)
+        self.net.settle(node.info.peer_id)
+        return number
+
+    def leave_well(self, peer: int, timeout: float = 10.0) -> int:
+        """It hands on what it keeps; its handles are closed by the caller, afterwards."""
+        number = len(self.verbs) + 1
+        deadline = self.now + timeout
+        self.verbs[number] = Running(number, peer, "leave_well", None, self.now, deadline)
+        node = self.nodes[peer]
+        node.leave_well(self.now, number, deadline)
+        self.net.settle(node.info.peer_id)
+        return number
 
     def finish(self, peer: int, slot: Slot, answer: Answer) -> TensorHubError | None:
         node = self.nodes[peer]
@@ -206,10 +253,11 @@ class Cluster:
 
     # --- whole groups ---
 
-    def form(self, group: Group, peers: list[int]) -> list[Slot]:
+    def form(self, group: Group, peers: list[int], **options: Any) -> list[Slot]:
         """Open all shards of a replica, one on each of these peers."""
         slots = [Slot(group, shard) for shard in range(len(peers))]
-        self.wait(*(self.open(p, s, len(peers)) for p, s in zip(peers, slots, strict=True)))
+        pairs = zip(peers, slots, strict=True)
+        self.wait(*(self.open(p, s, len(peers), **options) for p, s in pairs))
         return slots
 
     def publish_all(self, group: Group, peers: list[int], number: int, **options: Any) -> list[Any]:
@@ -247,9 +295,65 @@ class Cluster:
             if verb.peer not in self.excused and verb.end is None:
                 assert self.now <= verb.deadline + self.grace(verb.name), f"it hangs: {verb}"
 
+    # --- what a driver does ---
+
+    def _drive(self, peer: int, event: Event) -> None:
+        if isinstance(event, (OffloadWanted, AdoptWanted)):
+            self._later(peer, lambda: self._copy(peer, event.keep, event.publication))
+        elif isinstance(event, KeepFreed):
+            self._later(peer, lambda: self._free(peer, event.keep))
+        elif isinstance(event, DigestsWanted):
+            self._later(peer, lambda: self.digest(peer, event.slot))
+
+    def _later(self, peer: int, then: Callable[[], None]) -> None:
+        def act() -> None:
+            if peer not in self.down:
+                then()
+                self.net.settle(self.nodes[peer].info.peer_id)
+
+        self.net.at(self.now + self.copy_seconds, act)
+
+    def _copy(self, peer: int, keep: Slot, publication: Publication) -> None:
+        node = self.nodes[peer]
+        source = next(iter(self._servers(publication, keep.shard)), None)
+        if source is None:
+            node.offload_failed(self.now, keep, "nobody has it")
+            return
+        digests = tuple(source.manifest[chunk] for chunk in range(source.layout.num_chunks))
+        if publication in self.spoilt:
+            digests = tuple(bytes(16) for _ in digests)
+        self.copies[(peer, keep)] = publication
+        node.offloaded(self.now, keep, source.layout, (), digests)
+
+    def _servers(self, publication: Publication, shard: int) -> Iterator[ShardServer]:
+        """Whole ones, of all peers that run."""
+        for index, node in enumerate(self.nodes):
+            if index not in self.down:
+                parts = [part.server for part in node.shards.values()]
+                for server in [*parts, *(keep.server for keep in node.keeps)]:
+                    if server is None or not server.manifest.complete:
+                        continue
+                    if (server.publication, server.slot.shard) == (publication, shard):
+                        yield server
+
+    def _free(self, peer: int, keep: Slot) -> None:
+        self.copies.pop((peer, keep), None)
+        self.nodes[peer].freed(self.now, keep)
+
+    def digest(self, peer: int, slot: Slot) -> None:
+        """Take the digests of what is published there."""
+        part = self.nodes[peer].shards.get(slot)
+        server = part.server if part is not None else None
+        if server is None:
+            return
+        for chunk in range(server.layout.num_chunks):
+            digest = hashlib.md5(f"{server.publication!r}/{slot.shard}/{chunk}".encode()).digest()
+            self.nodes[peer].digested(self.now, slot, server.publication, chunk, digest)
+
     def _on_event(self, peer_id: PeerId, event: Event) -> None:
         peer = int(peer_id, 16)
         self.events.append((self.now, peer, event))
+        self._drive(peer, event)
         if not isinstance(event, (Done, Failed)):
             return
         verb = self.verbs[event.verb]
@@ -258,6 +362,9 @@ class Cluster:
         if peer not in self.excused:
             assert self.now <= verb.deadline + self.grace(verb.name), f"{verb} ended too late"
         verb.ended, verb.end = self.now, event
+        if verb.name == "publish" and verb.slot is not None and isinstance(event, Done):
+            slot = verb.slot
+            self._later(peer, lambda: self.digest(peer, slot))
         then = self.on_end.pop(event.verb, None)
         if then is not None:
             then(verb)

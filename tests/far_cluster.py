@@ -45,7 +45,8 @@ class FarCluster(Cluster):
         seeds = [*self.of(zone)[-1:], *running[:1]]
         me = PeerId(f"{index:016x}")
         info = PeerInfo(me, f"p{index}", zone, (f"h{index}:1",))
-        node = Node(info, self.config, random.Random(f"{self.seed}/{index}"))
+        rng = random.Random(f"{self.seed}/{index}")
+        node = Node(info, self.config, rng, offload_limit=self.offload_limit)
         self.nodes.append(node)
         self.where.append(zone)
         self.net.add(me, info.addresses, node, zone)

@@ -15,13 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensorhub_p2p.protocol.directory.cells import Cells
 from tensorhub_p2p.protocol.directory.owner import Refusal
 from tensorhub_p2p.protocol.directory.records import Refused, Registers
-from tensorhub_p2p.protocol.identity import NOBODY, PeerId
+from tensorhub_p2p.protocol.directory.registers import Mark, of_mark
+from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event, Machine, Send
-from tensorhub_p2p.protocol.messages import Key, Register, Value, WholeMark
+from tensorhub_p2p.protocol.messages import Key, Register, Value
 
-Admit = Callable[[Key, dict[tuple[PeerId, str], Register], Register], "Refusal | None"]
+Admit = Callable[[Key, Cells, Register], "Refusal | None"]
 
 
 def admit_all(_key: Key, _held: object, _new: Register) -> Refusal | None:
@@ -45,7 +47,7 @@ class Registry:
     """Seconds that pass with each step."""
     now: float = 0.0
     steps: list[Step] = field(default_factory=list)
-    held: dict[Key, dict[tuple[PeerId, str], Register]] = field(default_factory=dict)
+    held: dict[Key, Cells] = field(default_factory=dict)
     machines: dict[PeerId, list[Machine]] = field(default_factory=dict)
     events: list[tuple[PeerId, Event]] = field(default_factory=list)
     sent: list[tuple[PeerId, Send]] = field(default_factory=list)
@@ -63,17 +65,17 @@ class Registry:
         return Records(self, peer)
 
     def registers(self, key: Key) -> Registers:
-        cells = self.held.get(key, {})
+        cells = self.held.get(key, Cells())
         return tuple(r for r in cells.values() if r.value is not None)
 
     def put(self, key: Key, register: Register) -> Refusal | None:
-        cells = self.held.setdefault(key, {})
+        cells = self.held.setdefault(key, Cells())
         before = cells.get(register.cell)
         if before is not None and register.order <= before.order:
             return None
         refusal = self.admit(key, cells, register)
         if refusal is None:
-            cells[register.cell] = register
+            cells.merge(self.now, (register,))
             for peer, watched, then in self.watches.values():
                 if watched == key:
                     self.later(peer, lambda then=then: then(self.now))  # type: ignore[misc]
@@ -163,6 +165,7 @@ class Records:
         key: Key,
         then: Callable[[float, Registers], None],
         enough: Callable[[Registers], bool] | None = None,
+        near: str = "",
     ) -> int:
         self.registry.requests += 1
         number = self.registry.requests
@@ -196,11 +199,17 @@ class Records:
         self,
         now: float,
         key: Key,
-        value: WholeMark,
+        value: Mark,
         then: Callable[[float, Refused | None], None],
         zone: str = "",
     ) -> int:
-        return self._put(key, Register(NOBODY, f"whole:{value.publication!r}", 0, 1, value), then)
+        return self._put(key, of_mark(value), then)
+
+    def forget(self, now: float, key: Key, name: str) -> None:
+        """Withdraw it; tests don't wait for a minute."""
+        before = self.registry.held.get(key, Cells()).get((self.me, name))
+        if before is not None and before.value is not None:
+            self.write(now, key, name, before.generation, None, lambda _now, _refused: None)
 
     def _put(
         self, key: Key, register: Register, then: Callable[[float, Refused | None], None]

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tensorhub_p2p.protocol.directory.admission import CONFLICT, FENCED, WITHDRAWN, admit
+from tensorhub_p2p.protocol.directory.admission import (
+    CONFLICT,
+    FENCED,
+    RETRACTED,
+    WITHDRAWN,
+    admit,
+)
+from tensorhub_p2p.protocol.directory.cells import Cells
 from tensorhub_p2p.protocol.directory.records import fence_name, group_key, versions_key
+from tensorhub_p2p.protocol.directory.registers import of_mark
 from tensorhub_p2p.protocol.identity import (
     NOBODY,
     Generation,
@@ -20,6 +31,7 @@ from tensorhub_p2p.protocol.messages import (
     Phase,
     Pin,
     Register,
+    Retraction,
     Value,
     VersionRecord,
     WholeMark,
@@ -44,8 +56,11 @@ def record(
     generation: Generation = G1,
     was_whole: bool = False,
     writer: str = "w",
+    kept: bool = False,
+    digests: bytes = b"",
 ) -> Register:
-    value = VersionRecord(Slot(group, shard), 2, what, phase, generation, was_whole)
+    slot = Slot(group, shard)
+    value = VersionRecord(slot, 2, what, phase, generation, was_whole, kept=kept, digests=digests)
     return Register(PeerId(writer), f"{shard}@{group.replica}", 1, 1, value)
 
 
@@ -63,7 +78,7 @@ def pin(what: Publication, generation: Generation = G1) -> Register:
 
 
 def reason(new: Register, *held: Register) -> str | None:
-    refusal = admit(KEY, {r.cell: r for r in held}, new)
+    refusal = admit(KEY, Cells(held), new)
     if refusal is None:
         return None
     assert refusal.because in held, "it names what forbids it"
@@ -176,8 +191,114 @@ def test_a_pin_is_refused_for_a_shard_that_nobody_keeps() -> None:
     assert reason(pin(V1), record(V1), gone, keeper) is None
 
 
+@pytest.mark.parametrize("phase", [Phase.WITHDRAWING, Phase.HIDDEN])
+def test_a_pin_is_admitted_for_what_was_withdrawn_because_another_one_keeps_it(
+    phase: Phase,
+) -> None:
+    """The keeper's own record may have come to other owners only."""
+    gone = record(V1, phase=phase, kept=True)
+    assert reason(pin(V1), gone, record(V1, shard=1)) is None
+    forsaken = record(V1, shard=1, phase=phase)
+    assert reason(pin(V1), gone, forsaken) == WITHDRAWN
+
+
+# --- retracted versions ---
+
+
+def retraction(version: int, epoch: int = 0) -> Register:
+    return of_mark(Retraction(epoch, version))
+
+
+def test_what_was_retracted_is_neither_published_nor_marked_nor_pinned() -> None:
+    assert reason(record(V2), retraction(2)) == RETRACTED
+    assert reason(mark(V2), retraction(2), record(V2)) == RETRACTED
+    assert reason(pin(V2), retraction(2), record(V2)) == RETRACTED
+    other = publication(2, OTHER)
+    assert reason(record(other, OTHER), retraction(2)) == RETRACTED, "whoever publishes it"
+
+
+def test_a_retraction_concerns_its_own_version_only() -> None:
+    assert reason(record(V3), retraction(2)) is None
+    assert reason(record(publication(2, epoch=1)), retraction(2)) is None
+
+
+def test_who_holds_what_was_retracted_may_say_so_and_give_it_up() -> None:
+    held = record(V2, was_whole=True)
+    assert reason(record(V2), retraction(2), record(V2)) is None, "a repair"
+    assert reason(record(V2, ROLLOUT), retraction(2)) is None
+    assert reason(record(V2, phase=Phase.HIDDEN), retraction(2), held) is None
+
+
+def test_anybody_may_retract() -> None:
+    assert reason(retraction(2), mark(V2), record(V2)) is None
+
+
+# --- content (G1) ---
+
+A, B = b"a" * 16, b"b" * 16
+OTHER2 = publication(2, OTHER)  # "other" is below "trainer"
+
+
+def test_of_two_publications_whose_bytes_differ_the_higher_one_is_refused() -> None:
+    lower = record(OTHER2, OTHER, digests=A, writer="o")
+    assert reason(record(V2, digests=B), lower) == CONFLICT
+    assert reason(record(V2, digests=B, was_whole=True), lower, mark(V2)) == CONFLICT
+    assert reason(record(V2, digests=A), lower) is None
+    assert reason(lower, record(V2, digests=B)) is None, "it is the lower one that stands"
+
+
+def test_bytes_are_compared_shard_by_shard_and_within_one_version() -> None:
+    lower = record(OTHER2, OTHER, digests=A, writer="o")
+    assert reason(record(V2, shard=1, digests=B), lower) is None
+    assert reason(record(V3, digests=B), lower) is None
+
+
+def test_what_was_pulled_says_nothing_of_its_own_content() -> None:
+    lower = record(OTHER2, OTHER, digests=A, writer="o")
+    assert reason(record(V2, ROLLOUT, digests=B), lower) is None
+
+
+# --- the index (reasons.py) ---
+
+PUBLICATIONS = [V1, V2, publication(2, OTHER), publication(2, generation=G2), V3]
+some = st.one_of(
+    st.builds(
+        record,
+        st.sampled_from(PUBLICATIONS),
+        st.sampled_from([TRAINER, OTHER, ROLLOUT]),
+        st.integers(0, 1),
+        st.sampled_from(Phase),
+        st.sampled_from([G1, G2]),
+        st.booleans(),
+        st.sampled_from(["v", "w"]),
+        st.booleans(),
+        st.sampled_from([b"", A, B]),
+    ),
+    st.builds(mark, st.sampled_from(PUBLICATIONS)),
+    st.builds(fence, st.sampled_from([G1, G2]), st.sampled_from([TRAINER, ROLLOUT])),
+    st.builds(retraction, st.sampled_from([1, 2])),
+    st.builds(pin, st.sampled_from(PUBLICATIONS)),
+)
+
+
+@given(st.lists(st.tuples(some, st.integers(1, 3))), some)
+def test_a_judgement_follows_from_what_is_held_not_from_how_it_came(
+    history: list[tuple[Register, int]], new: Register
+) -> None:
+    held = Cells()
+    for register, sequence in history:
+        held.merge(0.0, [msgspec.structs.replace(register, sequence=sequence)])
+    fresh = Cells(held.values())
+    one, other = admit(KEY, held, new), admit(KEY, fresh, new)
+    assert (one is None) == (other is None)
+    assert one is None or other is None or one.reason == other.reason
+    for cell in list(held):
+        held.drop(cell)
+    assert admit(KEY, held, new) is None
+
+
 def test_other_keys_and_values_are_admitted() -> None:
     value: Value = GenerationRecord(G1, 0, (), 0)
     new = Register(PeerId("w"), "generation", 1, 1, value)
-    assert admit(group_key(TRAINER), {}, new) is None
+    assert admit(group_key(TRAINER), Cells(), new) is None
     assert reason(Register(PeerId("w"), "0@trainer", 1, 1, None), mark(V2), fence(G2)) is None

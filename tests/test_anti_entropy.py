@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection
 
 import pytest
@@ -16,6 +17,8 @@ from tensorhub_p2p.protocol.membership.anti_entropy import (
     MAX_ANSWERS,
     MAX_ASKED,
     MAX_TOLD,
+    NAMED,
+    SETTLED,
     SMALL_CLUSTER,
     AntiEntropy,
 )
@@ -53,7 +56,7 @@ class Desk:
         for peer in peers:
             self.holds(peer, ALIVE)
         self.hints = Hints(10)
-        self.summaries = Summaries(10)
+        self.summaries = Summaries(10, Counter())
         self.outbox = Outbox()
         self.views = AntiEntropy(
             info(ME),
@@ -244,9 +247,9 @@ def test_whole_views_are_told_up_to_a_bound_however_many_ask(
         assert isinstance(reply, PushPullReply)
         assert reply.dialled == "me:1"
         told.append(len(reply.view))
-        assert reply.hello is (told[-1] == 1), "a comparison follows if it isn't whole"
+        assert reply.hello is (told[-1] < 1001), "it says so if it isn't whole"
         assert bool(reply.hints) is not reply.hello
-    assert told == [1001] * 9 + [1] * 91
+    assert told == [1001] * 9 + [1 + (NAMED if joining else 0)] * 91, "who joins may ask others"
     assert sum(told[:8]) < MAX_TOLD < sum(told[:9])
     assert not desk.views.answer_digest(1.0, ANN, (1,) * PARTS, 0), "nor in answer to digests"
     later = 1.0 + 2 * CONFIG.gossip_interval
@@ -254,6 +257,27 @@ def test_whole_views_are_told_up_to_a_bound_however_many_ask(
     ((_, answer),) = desk.sent()
     assert isinstance(answer, PushPull)
     assert len(answer.view) == 1001
+
+
+def test_a_busy_peer_sends_those_that_join_to_some_that_live_and_have_joined_themselves() -> None:
+    young, silent, old = PeerId("young"), PeerId("silent"), peers(NAMED - 1)
+    desk = Desk(*peers(1000), ANN)
+    desk.views.reply(1.0, ANN, PushPull(info(ANN), (), True, hello=True))
+    for _ in range(8):
+        desk.views.reply(1.0, ANN, PushPull(info(ANN), (), True, hello=True))
+    desk.sent()
+    for peer in (*peers(1000)[len(old) :], silent):
+        desk.holds(peer, SUSPECT)
+    desk.members.put(MemberView(info(young), 0, ALIVE, 1.05 - SETTLED))
+    named: set[PeerId] = set()
+    for _ in range(2000):
+        desk.views.reply(1.0, ANN, PushPull(info(ANN), (), True, hello=True))
+        ((_, reply),) = desk.sent()
+        assert isinstance(reply, PushPullReply)
+        assert reply.hello
+        assert len(reply.view) <= 1 + NAMED
+        named |= {claim.peer for claim in reply.view[1:]}
+    assert named == set(old)
 
 
 # -- replies --

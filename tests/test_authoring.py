@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import msgspec
@@ -113,7 +114,7 @@ def test_the_word_of_another_living_writer_stands_for_a_while() -> None:
 
 @pytest.mark.parametrize("absurd", [10**9, MAX_COUNTER // 2 + 5, MAX_COUNTER])
 def test_whatever_counter_a_summary_has_its_zone_writes_the_next_one(absurd: int) -> None:
-    writing, summaries = Writing(), Summaries(8)
+    writing, summaries = Writing(), Summaries(8, Counter())
     liar = ZoneSummary("east", absurd, (OTHER,), 3)
     writing.heard(10.0, liar)
     new = writing.write(10.0 + CONFIG.takeover_seconds)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections import Counter
 from math import inf
 from typing import Any
@@ -117,6 +120,13 @@ def test_a_plan_that_makes_no_sense_is_answered_with_what_to_write(text: str, ad
         planned(text)
 
 
+@pytest.mark.parametrize("peers", [2, 3, 4, 10, 20, 100, 1000])
+def test_if_nothing_is_said_a_few_crash_and_most_are_left(peers: int) -> None:
+    faults = planned(fault_plan.usual(peers), peers=peers).faults
+    assert len(faults) == min(10, 2 * (peers // 4))
+    assert all(isinstance(fault, Crash) and fault.lasts == inf for fault in faults)
+
+
 # -- the command --
 
 SMALL = ("--peers", "20", "--duration", "30", "--faults", "crash=2,host-crash=1,gil=1:8,pause=1:8")
@@ -140,6 +150,55 @@ def test_what_happened_is_told_in_one_table() -> None:
         assert part in result.stdout
     assert "seed 7, trace" in result.stdout
     assert outcome(*SMALL, "--seed", "7")["trace"] in result.stdout
+
+
+@pytest.mark.parametrize("peers", ["2", "10"])
+def test_a_small_cluster_needs_no_faults_to_be_named(peers: str) -> None:
+    found = outcome("--peers", peers, "--duration", "20", "--seed", "1")
+    assert found["setting"]["faults"] == fault_plan.usual(int(peers))
+
+
+def test_a_latency_is_what_messages_take_one_way() -> None:
+    run = ("--peers", "12", "--seed", "1", "--loss", "0", "--faults", "none")
+    near, same, far = (
+        outcome(*run, "--latency", latency) for latency in ("0.2-2", "0.2-2", "300-400")
+    )
+    assert near == same
+    assert near["setting"]["latency"] == "0.2-2"
+    # There and back takes longer than a direct probe waits: relays are asked, but nobody dies.
+    assert "PingRequest" not in near["traffic"]["mean_bytes_by_kind"]
+    assert far["traffic"]["mean_bytes_by_kind"]["PingRequest"] > 10
+    assert far["false_deaths"] == {}
+    assert far["trace"] != outcome(*run, "--latency", "350")["trace"]
+
+
+def test_without_sockets_crashes_are_noticed_by_silence_alone() -> None:
+    run = ("--peers", "20", "--seed", "1", "--faults", "crash=3")
+    with_sockets, without = outcome(*run), outcome(*run, "--no-sockets")
+    assert with_sockets["setting"]["sockets"] is True
+    assert without["setting"]["sockets"] is False
+    assert without["process_crashes"]["unnoticed"] == 0
+    assert without["process_crashes"]["median"] > 3 * with_sockets["process_crashes"]["median"]
+    assert "without sockets" in " ".join(simulate(*run, "--no-sockets").stdout.split())
+
+
+def test_the_progress_is_on_stderr_and_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "virtual s" not in simulate(*SMALL, "--seed", "7", "--json").stderr
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    result = simulate(*SMALL, "--seed", "7", "--json")
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", result.stderr)
+    assert "20 peers, seed 7" in said
+    assert "30.0 of 30 virtual s" in said
+    assert json.loads(result.stdout)["setting"]["seed"] == 7
+
+
+def test_the_command_line_is_a_module_as_well() -> None:
+    command = [sys.executable, "-m", "tensorhub_p2p.cli", "simulate", "membership", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "--faults" in result.stdout
+    assert "python -m tensorhub_p2p.cli" in result.stdout
 
 
 def test_crashes_are_told_apart_and_found_in_the_end() -> None:

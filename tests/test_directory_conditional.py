@@ -175,3 +175,40 @@ def test_a_register_that_came_by_a_merge_is_judged_when_its_writer_asks() -> Non
 
 def test_a_number_is_a_plain_value() -> None:
     assert not admit.is_conditional(KEY, Register(PeerId("w"), "a", 0, 1, value(1)))
+
+
+def test_a_closed_owner_whose_other_debts_are_paid_meanwhile_opens_again() -> None:
+    sent: list[tuple[PeerId, Message]] = []
+    me, *peers = (PeerId(name) for name in ("me", "a", "b", "c", "d"))
+    owner = Owner(
+        me,
+        Ring.of((me,), 16),
+        PULL_ONLY,
+        Random(1),
+        admit,
+        lambda _now, to, message: sent.append((to, message)),
+        lambda _peer: None,
+    )
+    members = (me, *peers[:2])
+    owner.ring_changed(0.0, Ring.of(members, 16))
+    owners = owner.owners(KEY)
+    seal = owners_hash(owners)
+    owner.receive(0.0, peers[0], DirectoryRead(1, KEY, seal))
+    assert not owner._held[KEY].debts.warm
+    owner.receive(0.1, peers[2], DirectoryMerge(7, KEY, (me, *peers[2:])))
+    assert owner._held[KEY].debts.closed
+    larger = (Ring.of((*members, PeerId(f"e{n}")), 16) for n in range(100))
+    ring = next(ring for ring in larger if ring.owners(KEY, 3) == owners)
+    owner.ring_changed(0.2, ring)  # which makes it ask again, before it may reopen
+    now = 0.2
+    while owner._held[KEY].debts.closed:
+        due = owner.next_wakeup()
+        assert due is not None, "it is closed for ever"
+        now = max(now, due)
+        assert now < 5.0, "it is closed for ever"
+        sent.clear()
+        owner.tick(now)
+        for to, message in list(sent):
+            if isinstance(message, DirectoryMerge):
+                owner.receive(now, to, DirectoryMerged(message.request, ()))
+    assert owner._held[KEY].debts.warm

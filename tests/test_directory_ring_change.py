@@ -182,7 +182,7 @@ def test_a_member_that_returns_and_says_nothing_delays_a_key_by_a_second_at_most
 def found(owner: Peer) -> dict[str, int]:
     """What this peer holds of the key, as an owner or former one."""
     held = owner.directory._owner._held.get(KEY)
-    return numbers(held.registers()) if held else {}
+    return numbers(held.cells.registers()) if held else {}
 
 
 class Churn:

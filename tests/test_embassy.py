@@ -111,6 +111,17 @@ def test_no_answer_is_older_than_its_question() -> None:
     assert sorted(desk.answers()) == [("early", 2, 2), ("late", 1, 2), ("later", 1, 2)]
 
 
+def test_who_asks_again_because_a_read_takes_long_is_answered_by_it() -> None:
+    desk = Desk()
+    for again in range(4):
+        desk.ask(again * CONFIG.retry_interval, "p")
+    desk.done(3.5 * CONFIG.retry_interval, version=1)
+    assert desk.answers() == [("p", 1, 1)]
+    desk.go_on(10.0)
+    assert len(desk.reads) == 1, "and by no other"
+    assert desk.embassy.next_wakeup() is None
+
+
 def test_who_asks_when_nobody_did_of_late_does_not_wait() -> None:
     desk = Desk()
     for now in (0.0, 1.0, 2.0):

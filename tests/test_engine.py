@@ -25,6 +25,7 @@ from tensorhub_p2p.errors import (
 )
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
+from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Send
 from tensorhub_p2p.protocol.messages import Endpoint, Message, Phase
 from tensorhub_p2p.protocol.pulls.sources import SourceId
@@ -190,12 +191,20 @@ class World:
         )
 
     def pull(self, into: object, hooks: Hooks | None = None, timeout: float = 20.0) -> ShardPull:
+        return self.pull_region(Region.of(into), hooks, timeout)
+
+    def pull_region(
+        self,
+        region: Region | Callable[[Layout], Region],
+        hooks: Hooks | None = None,
+        timeout: float = 20.0,
+    ) -> ShardPull:
         self.inbox.put(self.holders())
         return ShardPull(
             pull="p",
             publication=PUBLICATION,
             own=OWN,
-            region=Region.of(into),
+            region=region,
             transports=self.transports,
             config=self.config,
             inbox=self.inbox,
@@ -255,6 +264,37 @@ def test_names_decide_and_not_the_order_of_registration() -> None:
         world.serve(ORIGIN, source)
         world.pull(target).run()
     assert same(source, target)
+
+
+def test_memory_may_be_made_once_the_layout_is_known() -> None:
+    source = weights(1, (5 * MiB, *([3] * 3000), 2 * MiB + 17))
+    made: list[Region] = []
+
+    def make(layout: Layout) -> Region:
+        made.append(Region.of_buffer(layout, bytearray(layout.num_bytes)))
+        return made[0]
+
+    with transports("cma") as ts:
+        world = World(ts)
+        world.serve(ORIGIN, source)
+        world.pull_region(make).run()
+    (region,) = made
+    expected = Region.of(source)
+    assert region.layout == expected.layout
+    size = expected.layout.num_bytes
+    assert _bytes_of(region, 0, size) == _bytes_of(expected, 0, size)
+
+
+def test_what_making_the_memory_raises_ends_the_pull() -> None:
+    def make(layout: Layout) -> Region:
+        raise MemoryError("none left")
+
+    with transports("scripted") as ts:
+        world = World(ts)
+        server, _ = world.serve(ORIGIN, weights(1))
+        with pytest.raises(MemoryError, match="none left"):
+            world.pull_region(make).run()
+        assert server.readers() == ()
 
 
 def test_a_different_layout_is_refused_before_a_byte_is_written() -> None:

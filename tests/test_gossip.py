@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -45,7 +46,7 @@ class Mouth:
             self.holds(peer, ALIVE)
         self.rumours: Dissemination[PeerId, Rumour] = Dissemination()
         self.hints = Hints(1000)
-        self.summaries = Summaries(1000)
+        self.summaries = Summaries(1000, Counter())
         self.outbox = Outbox()
         self.gossiper = Gossiper(
             lambda: Rumour(ME, 3, ALIVE, info(ME)),

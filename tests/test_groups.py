@@ -30,6 +30,7 @@ from tensorhub_p2p.protocol.messages import (
     Message,
     Propose,
     Question,
+    WholeMark,
 )
 from tensorhub_p2p.protocol.shards.verbs import PublicationLost
 
@@ -163,6 +164,50 @@ def test_a_shard_in_the_middle_of_its_pull_hears_of_the_void_when_it_finishes() 
     cluster.net.run_for(1.0)
     assert isinstance(cluster.finish(2, R[0], one), GroupBroken)
     cluster.replicate_all(ROLLOUT, ROLLOUTS)
+
+
+# --- G4: never backwards ---
+
+
+@pytest.mark.parametrize("die", [False, True])
+def test_a_replica_whose_processes_were_all_replaced_does_not_go_backwards(die: bool) -> None:
+    cluster = whole()
+    other = Group("policy", "other")
+    cluster.form(other, [4, 4])
+    old = cluster.replicate_all(other, [4, 4])
+    next_version(cluster, 2)
+    assert cluster.replicate_all(ROLLOUT, ROLLOUTS).publication.version == 2
+    if die:
+        cluster.net.run_for(0.5)
+        for peer in ROLLOUTS:
+            cluster.crash(peer)
+        for peer in ROLLOUTS:
+            cluster.until_dead(peer)
+    else:
+        cluster.wait(*(cluster.close(p, R[s]) for s, p in enumerate(ROLLOUTS)))
+    cluster.wait(*(cluster.unpublish(p, T[s]) for s, p in enumerate(TRAINERS)))
+    cluster.form(ROLLOUT, [0, 1])
+    errors = cluster.errors(*(cluster.ask(p, R[s], timeout=3.0) for s, p in enumerate((0, 1))))
+    assert all(isinstance(error, Timeout) for error in errors), errors
+    assert str(old.publication) in str(errors[0])
+    cluster.publish_all(TRAINER, TRAINERS, 3)
+    assert cluster.replicate_all(ROLLOUT, [0, 1]).publication.version == 3
+    cluster.check_ends()
+
+
+def test_handles_under_made_up_names_leave_nothing_behind_but_marks() -> None:
+    cluster = Cluster(0, 4)
+    for number in range(20):
+        slot = Slot(Group("policy", f"made-up-{number}"), 0)
+        cluster.wait(cluster.verb(0, "open", slot, 1, False, None, True))
+        cluster.wait(cluster.publish(0, slot, number + 1))
+        cluster.wait(cluster.unpublish(0, slot))
+        cluster.wait(cluster.close(0, slot))
+    cluster.net.run_for(cluster.config.directory.forget_hidden_after + 2.0)
+    for node in cluster.nodes:
+        owned = node.directory._owner._held.values()
+        left = [r for held in owned for r in held.cells.values() if r.value is not None]
+        assert all(isinstance(register.value, WholeMark) for register in left)
 
 
 # --- a member dies ---
@@ -723,16 +768,27 @@ def test_an_unpublish_waits_for_pinned_readers_and_ends_when_they_are_done() -> 
     cluster.wait(number)
 
 
-def test_an_unpublish_at_its_deadline_says_that_it_is_still_published() -> None:
+def test_an_unpublish_waits_for_mere_pins_no_longer_than_until_its_deadline() -> None:
     cluster = whole()
     cluster.ask_all(ROLLOUT, ROLLOUTS)
-    (error,) = cluster.errors(cluster.unpublish(0, T[0], timeout=1.0))
+    number = cluster.unpublish(0, T[0], timeout=1.0)
+    cluster.net.run_for(0.5)
+    assert "policy/rollout" in cluster.shard(0, T[0]).references.waiting_for()
+    cluster.wait(number)
+    verb = cluster.verbs[number]
+    assert verb.ended is not None
+    assert verb.ended >= verb.deadline
+    assert not cluster.nodes[0].holds(T[0])
+
+
+def test_an_unpublish_that_can_not_find_out_who_needs_it_says_that_it_is_still_published() -> None:
+    cluster = whole()
+    for other in range(1, 5):
+        cluster.pause(other)
+    (error,) = cluster.errors(cluster.unpublish(0, T[0], timeout=0.5))
     assert isinstance(error, Timeout)
     assert "still published" in str(error)
-    assert "policy/rollout" in str(error)
-    reader = Group("policy", "reader")
-    cluster.form(reader, [4])
-    assert cluster.replicate_all(reader, [4]).publication.version == 1
+    assert cluster.nodes[0].holds(T[0])
 
 
 def test_an_unpublish_goes_on_when_the_group_that_pins_has_died() -> None:

@@ -58,6 +58,25 @@ def test_an_absurd_revision_is_not_believed() -> None:
     assert hints.note(0.0, VersionHint("policy", 0, 1))
 
 
+@pytest.mark.parametrize("absurd", [MAX_REVISION, MAX_REVISION - 1, MAX_REVISION // 2, 1 << 20])
+def test_no_revision_freezes_a_model_for_those_who_publish(absurd: int) -> None:
+    hints, others = Hints(10), Hints(10)
+    for each in (hints, others):
+        each.note(0.0, VersionHint("policy", 0, 1 << 50, absurd))
+    for version in range(1, 4):
+        hints.found(version * 2 * STANDS, "policy", 0, version, published=True)
+        assert newest(hints) == (0, version)
+        (told,) = hints.newest()
+        assert others.note(0.0, told)
+    assert not others.note(0.0, VersionHint("policy", 0, 1 << 50, absurd))
+
+
+def test_an_absurd_revision_does_not_beat_a_known_one() -> None:
+    hints = Hints(10)
+    hints.note(0.0, VersionHint("policy", 0, 7, 3))
+    assert not hints.note(1.0, VersionHint("policy", 0, 1 << 50, MAX_REVISION))
+
+
 def test_models_beyond_the_bound_are_left_out() -> None:
     hints = Hints(2)
     taken = [hints.note(0.0, VersionHint(f"model-{number}", 0, 1)) for number in range(4)]

@@ -282,3 +282,25 @@ def test_the_transfer_floor_runs_without_torch() -> None:
         "assert not [m for m in sys.modules if m.startswith('torch.')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_a_region_of_a_buffer_lies_in_it_as_in_the_layout() -> None:
+    a, t = torch.arange(5.0), torch.arange(3, dtype=torch.uint8)
+    layout = Region.of({"a": a, "empty": torch.zeros(0), "t": t, "tied": a}).layout
+    buffer = bytearray(range(40))
+    region = Region.of_buffer(layout, buffer)
+    assert content(region) == bytes(range(23)), "aliases take no bytes of their own"
+    assert len(region.extents) == 1
+    region.check_unmoved()
+    region.check_writable()
+    assert region.arranged(layout) is region
+    other = Region.of({"t": t, "tied": (c := a.clone()), "a": c, "empty": torch.zeros(0)}).layout
+    assert content(region.arranged(other)) == bytes([20, 21, 22, *range(20)])
+
+
+def test_a_buffer_that_is_too_small_is_refused() -> None:
+    layout = Region.of({"x": torch.zeros(8)}).layout
+    with pytest.raises(ValueError, match="31 bytes"):
+        Region.of_buffer(layout, bytearray(31))
+    nothing = Region.of({"x": torch.zeros(0)}).layout
+    assert content(Region.of_buffer(nothing, bytearray())) == b""

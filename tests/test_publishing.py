@@ -9,6 +9,7 @@ from registry import Admit, Registry
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.directory.admission import FENCED, WITHDRAWN, admit
+from tensorhub_p2p.protocol.directory.cells import Cells
 from tensorhub_p2p.protocol.directory.owner import Refusal
 from tensorhub_p2p.protocol.directory.records import fence_name, holders_key, versions_key
 from tensorhub_p2p.protocol.identity import (
@@ -31,6 +32,7 @@ from tensorhub_p2p.protocol.messages import (
     VersionRecord,
     WholeMark,
 )
+from tensorhub_p2p.protocol.shards.custody import Custody
 from tensorhub_p2p.protocol.shards.publishing import (
     Aborted,
     Announced,
@@ -38,9 +40,9 @@ from tensorhub_p2p.protocol.shards.publishing import (
     Held,
     Hidden,
     References,
-    RefState,
     Whole,
 )
+from tensorhub_p2p.protocol.shards.withdrawing import RefState
 
 TRAINER, ROLLOUT = Group("policy", "trainer"), Group("policy", "rollout")
 KEY = versions_key("policy")
@@ -66,9 +68,9 @@ class Shards(Registry):
     def shard(self, shard: int, group: Group = TRAINER) -> References:
         me = PeerId(f"{group.replica}{shard}")
         records = self.peer(me)
-        references = References(me, Slot(group, shard), records, records, GroupConfig())
+        references = References(Slot(group, shard), GroupConfig(), Custody(me, records, records))
         references.generation = G1
-        self.machines[me] = [references]  # type: ignore[list-item]  # it hears nobody
+        self.machines[me] = [references]
         return references
 
     def put(self, key: Key, register: Register) -> Refusal | None:
@@ -134,6 +136,21 @@ def test_whoever_is_ready_last_marks_the_version_whole(seed: int) -> None:
     assert Announced in registry.told(first)
     assert Whole in registry.told(last) + registry.told(first)
     assert registry.phase(first) is registry.phase(last) is Phase.READY
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_what_was_pulled_is_no_news_of_the_model(published: bool) -> None:
+    """A group that goes back to an older version must not be taken for its publisher."""
+    registry = Shards()
+    if published:
+        two(registry, publication(1))
+    else:
+        shard = registry.shard(0)
+        shard.hold(0.0, held(publication(1), was_whole=True))
+        registry.rest()
+    whole = [e for _, e in registry.events if isinstance(e, Whole)]
+    assert whole
+    assert all(event.published == published for event in whole)
 
 
 def test_a_publish_below_a_whole_version_is_taken_back_and_told_what_exists() -> None:
@@ -215,7 +232,7 @@ def test_a_pin_proves_that_it_was_whole_to_a_shard_that_saw_no_mark() -> None:
     only.withdraw(registry.now)
     for _ in range(150):
         registry.step()
-    assert only.state is RefState.KEEPING, "it is being pulled"
+    assert only.state is RefState.WAITING, "it is being pulled"
     registry.pin(publication(1), ended=True)
     registry.until(lambda: Hidden in registry.told(only))
     (hidden,) = [e for _, e in registry.events if isinstance(e, Hidden)]
@@ -231,7 +248,7 @@ def test_a_mark_on_one_owner_does_not_make_a_version_whole() -> None:
     registry = Shards(admit=others_know_better)
     what = publication(1)
     mark = Register(NOBODY, f"whole:{what!r}", 0, 1, WholeMark(what, 2))
-    registry.held[KEY] = {(NOBODY, "as one owner has it"): mark}
+    registry.held[KEY] = Cells([mark])
     shard = registry.shard(0)
     shard.publish(0.0, held(what))
     registry.rest()
@@ -248,7 +265,7 @@ def test_a_pinned_version_is_kept_until(end: str, seed: int) -> None:
     first.withdraw(registry.now)
     for _ in range(150):
         registry.step()
-    assert first.state is RefState.KEEPING
+    assert first.state is RefState.WAITING
     assert "being pulled by policy/rollout" in first.waiting_for()
     assert registry.phase(first) is Phase.WITHDRAWING
     if end == "a reader is done":
@@ -272,7 +289,7 @@ def test_a_reader_that_has_only_a_part_does_not_keep_it() -> None:
     first.withdraw(registry.now)
     for _ in range(150):
         registry.step()
-    assert first.state is RefState.KEEPING
+    assert first.state is RefState.WAITING
 
 
 def test_the_pin_of_the_own_group_keeps_no_shard_back() -> None:
@@ -297,7 +314,7 @@ def test_of_two_that_withdraw_at_once_one_keeps_it(seed: int) -> None:
     reader.withdraw(registry.now)
     for _ in range(150):
         registry.step()
-    assert RefState.KEEPING in {first.state, reader.state}, "neither relies on one that withdraws"
+    assert RefState.WAITING in {first.state, reader.state}, "neither relies on one that withdraws"
 
 
 @pytest.mark.parametrize("steps", range(12))

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from tensorhub_p2p.config import WIDE_AREA
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
+from tensorhub_p2p.protocol.membership.summaries import obituary
 from tensorhub_p2p.protocol.messages import ZoneSummary
 from tensorhub_p2p.protocol.zones.reaching import MAX_CALLS, MAX_REMEMBERED, Pacing, Rounds
 
@@ -16,7 +17,7 @@ def peer(name: str, zone: str = "west") -> PeerInfo:
 
 
 def summary(zone: str, *names: str) -> ZoneSummary:
-    return ZoneSummary(zone, 1, tuple(peer(name, zone) for name in names))
+    return ZoneSummary(zone, 1, tuple(peer(name, zone) for name in names), members=len(names))
 
 
 WEST, NORTH = summary("west", "w1", "w2"), summary("north", "n1")
@@ -46,6 +47,19 @@ def test_all_of_them_are_called_in_time() -> None:
     for _ in range(100):
         called |= set(calls.due(calls.next, (), crowd, set(), ()))
     assert len(called) == 50
+
+
+def test_of_zones_that_are_taken_for_gone_one_is_called_now_and_then_in_turn() -> None:
+    calls, now = rounds(), 0.0
+    gone = [obituary(each) for each in (WEST, NORTH)]
+    called = []
+    while now < 10 * WIDE_AREA.push_pull_interval:
+        called.append(tuple(calls.due(now, (), gone, {"south"}, ())))
+        now = calls.next
+    called = [each for each in called if each]
+    assert 6 <= len(called) <= 20
+    assert set(called) == {("w1:1", "w2:1"), ("n1:1",)}
+    assert all(one != other for one, other in pairwise(called))
 
 
 def test_a_seed_is_called_each_round_while_a_zone_is_missing() -> None:

@@ -434,6 +434,21 @@ def test_a_look_without_an_answer_tells_nothing_unless_the_watch_stands(
         watcher.until_told(GREETED)
 
 
+def test_a_look_that_follows_does_not_put_off_what_the_watch_says_to_the_one_before(
+    watcher: Watcher, process: Process
+) -> None:
+    process.run()
+    watcher.watch_until_up(process.address)
+    with deaf_address() as deaf:
+        watcher.look(deaf)
+        watcher.until(lambda: PEER in watcher.watching._unanswered)
+        due = watcher.watching._unanswered[PEER]
+        watcher.look(deaf)
+        watcher.until(lambda: PEER not in watcher.watching._looks)
+        assert watcher.watching._unanswered.get(PEER, due) == due
+        watcher.until_told(GREETED)
+
+
 def greet_by_hand(connection: socket.socket) -> None:
     """As a ROUTER would; what is said after that is for the test."""
     connection.settimeout(PATIENCE)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorhub_p2p.protocol.directory.registers import of_mark
 from tensorhub_p2p.protocol.groups.selection import (
     NO_FLOOR,
     BadSelector,
+    Copy,
+    contradicted_by,
     describe,
     holdings,
     newer_than,
@@ -16,7 +21,14 @@ from tensorhub_p2p.protocol.groups.selection import (
     selector_of,
 )
 from tensorhub_p2p.protocol.identity import NOBODY, Generation, Group, PeerId, Publication, Slot
-from tensorhub_p2p.protocol.messages import Phase, Question, Register, VersionRecord, WholeMark
+from tensorhub_p2p.protocol.messages import (
+    Phase,
+    Question,
+    Register,
+    Retraction,
+    VersionRecord,
+    WholeMark,
+)
 
 GENERATION = Generation(1, 7)
 
@@ -34,9 +46,10 @@ def held(
     num_shards: int = 2,
     was_whole: bool = False,
     generation: Generation = GENERATION,
+    **more: Any,
 ) -> Register:
     slot = Slot(Group("policy", replica or what.replica), shard)
-    record = VersionRecord(slot, num_shards, what, phase, generation, was_whole)
+    record = VersionRecord(slot, num_shards, what, phase, generation, was_whole, **more)
     return Register(PeerId(f"{writer}{shard}"), f"{shard}@{slot.group.replica}", 1, 1, record)
 
 
@@ -230,3 +243,78 @@ def test_what_exists_is_told_with_what_keeps_it_from_being_used() -> None:
     text = describe(holdings((*all_of(V1), held(V2, 0)), nobody))
     assert "version 2 by trainer (not whole yet, no reachable holder of shard 1)" in text
     assert "version 1 by trainer (whole)" in text
+
+
+def test_what_was_retracted_answers_nothing_and_hides_nothing() -> None:
+    retraction = of_mark(Retraction(0, 3))
+    registers = [*all_of(V1, V2, V3), retraction]
+    assert answer("latest", *registers) == V2
+    assert answer("latest-1", *registers) == V1
+    assert answer("3", *registers) is None
+    assert answer("3", *all_of(publication(3, epoch=1)), retraction) == publication(3, epoch=1)
+    assert "version 3 by trainer (retracted)" in describe(holdings(registers, nobody))
+
+
+# --- what a withdrawal may count on ---
+
+
+def test_reliable_are_ready_holders_that_mean_to_stay() -> None:
+    registers = [
+        held(V1, 0, writer="t"),
+        held(V1, 0, writer="r", replica="rollout"),
+        held(V1, 0, writer="s", replica="spot", spot=True),
+        held(V1, 0, Phase.PARTIAL, writer="p", replica="partial"),
+        held(V1, 0, Phase.WITHDRAWING, writer="w", replica="leaving"),
+        held(V1, 0, writer="g", replica="gone"),
+    ]
+    holding = holdings(registers, lambda peer: peer == "g0")[V1]
+    assert holding.reliable == {0: {"t0", "r0"}}
+    assert [(copy.peer, copy.withdrawing) for copy in holding.copies[0]] == [
+        ("t0", False),
+        ("r0", False),
+        ("w0", True),
+    ]
+
+
+def test_a_version_is_safe_once_each_shard_is_elsewhere_than_in_the_publishers_tensors() -> None:
+    def safe(*registers: Register) -> bool:
+        return holdings(registers, nobody)[V1].safe
+
+    live = whole(V1, writer="t")
+    pulled = [held(V1, shard, writer="r", replica="rollout") for shard in range(2)]
+    assert not safe(*live)
+    assert not safe(*live, pulled[0])
+    assert safe(*live, *pulled)
+    assert safe(*pulled)
+    kept = held(V1, 1, writer="t", replica="kept/t/1", offload=True)
+    assert safe(*live, pulled[0], kept), "an offload counts, in the publisher's process too"
+    withdrawing = held(V1, 1, Phase.WITHDRAWING, writer="r", replica="rollout")
+    assert not safe(*live, pulled[0], withdrawing)
+
+
+def test_a_copy_says_by_which_slot_it_is_held_and_as_what() -> None:
+    kept = held(V1, 1, writer="t", replica="kept/t/1", offload=True)
+    found = holdings([*whole(V1, writer="t"), kept], nobody)[V1]
+    live = Slot(Group("policy", "trainer"), 1)
+    assert set(found.copies[1]) == {
+        Copy(PeerId("t1"), live, offload=False, live=True, withdrawing=False),
+        Copy(
+            PeerId("t1"),
+            Slot(Group("policy", "kept/t/1"), 1),
+            offload=True,
+            live=False,
+            withdrawing=False,
+        ),
+    }
+
+
+def test_of_publications_whose_bytes_differ_the_higher_one_is_contradicted() -> None:
+    other = publication(1, replica="other")
+    a, b = b"a" * 16, b"b" * 16
+    registers = [held(V1, 0, digests=a), held(other, 0, writer="o", digests=b)]
+    found = holdings(registers, nobody)
+    assert found[V1].digests == {0: a}
+    assert contradicted_by(found, V1) == other
+    assert contradicted_by(found, other) is None
+    alike = holdings([registers[0], held(other, 0, writer="o", digests=a)], nobody)
+    assert contradicted_by(alike, V1) is None

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tensorhub_p2p.config import SwimConfig
+from tensorhub_p2p.protocol.identity import PeerId
+from tensorhub_p2p.protocol.machine import Event
+from tensorhub_p2p.protocol.membership import anti_entropy
+from tensorhub_p2p.protocol.membership.swim_events import Joined
 from tensorhub_p2p.protocol.messages import Status
 from tensorhub_p2p.protocol.zones.zones import Zones
 from tensorhub_p2p.sim.link import Link
@@ -44,6 +48,42 @@ def test_several_zones_know_each_other_through_their_gateways(converged: bool) -
         assert isinstance(machine, Zones)
         assert {summary.zone for summary in machine.zones()} == set(sim.zones)
         assert len(machine.members()) == 10, "nobody of another zone is a member"
+
+
+@pytest.mark.parametrize("peers", [60, 200])
+def test_however_many_join_at_once_each_has_joined_with_the_view_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, peers: int
+) -> None:
+    """A peer tells its view to a few of them each second, as it does in a cluster of a thousand."""
+    monkeypatch.setattr(anti_entropy, "MAX_TOLD", 600)
+    sim = MembershipSim(100, seed=5)
+    sim.run_for(2)
+    known: dict[PeerId, int] = {}
+
+    def note(peer: PeerId, event: Event) -> None:
+        if isinstance(event, Joined):
+            known[peer] = sum(view.is_reachable for view in sim.machine(peer).members())
+
+    sim.listeners.append(note)
+    began = sim.network.now
+    for place in range(100, 100 + peers):
+        info = sim._new_info(place)
+        machine = sim._new_machine(info)
+        machine.join(began, ["host-0:7946"])
+        sim.network.add(info.peer_id, info.addresses, machine, info.zone)
+    assert sim.network.run_until(lambda: len(known) == peers, 3, every=0.1), len(known)
+    assert min(known.values()) >= 100
+
+
+def test_halves_that_were_cut_off_for_minutes_are_one_again_soon() -> None:
+    sim = MembershipSim(16, seed=2)
+    sim.run_for(5)
+    sim.network.partition(sim.peers[::2], sim.peers[1::2])
+    sim.run_for(300)
+    for peer in sim.peers:
+        assert len(sim.machine(peer).responsive()) == 8
+    sim.network.heal()
+    assert sim.run_until_converged(30)
 
 
 def test_a_restarted_place_holds_a_newcomer_that_joins() -> None:

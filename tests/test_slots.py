@@ -207,7 +207,7 @@ def test_equal_claims_of_views_that_knew_nothing_of_each_other_leave_one_holder(
     registry = Registry()
     machines = [established(registry, A)]
     for cell in list(registry.held[KEY]):
-        del registry.held[KEY][cell]
+        registry.held[KEY].drop(cell)
     machines.append(established(registry, B))
     assert [m.counter for m in machines] == [1, 1]
     registry.put(KEY, Register(A, "0@rollout", 1, 50, SlotClaim(0, 2, 1, True)))
@@ -226,3 +226,30 @@ def test_what_happens_is_told_once() -> None:
         registry.step()
     kinds = [type(e) for _, e in registry.events]
     assert kinds == [SlotEstablished, SlotLost]
+
+
+def test_a_rival_whose_death_nobody_tells_is_found_dead_all_the_same() -> None:
+    """Of a peer that was never met here, membership tells no death, but answers when asked."""
+    registry = Registry()
+    established(registry, A)
+    registry.crash(A)
+    (late,) = start(registry, B)
+    registry.until(lambda: late.state is SlotState.WAITING)
+    registry.gone[B] = {A}
+    registry.until(lambda: late.state is SlotState.ESTABLISHED)
+
+
+def test_a_release_says_when_the_owners_know_of_it() -> None:
+    registry = Registry()
+    holder = established(registry, A)
+    known: list[bool] = []
+
+    def released(_now: float) -> None:
+        claims = [r.value for r in registry.registers(KEY)]
+        known.append(all(isinstance(c, SlotClaim) and c.released for c in claims))
+
+    holder.release(registry.now, released)
+    assert known == []
+    registry.until(lambda: bool(known))
+    holder.release(registry.now, released)
+    assert known == [True, True], "there was nothing to give back: told at once"

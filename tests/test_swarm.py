@@ -562,6 +562,40 @@ def test_the_origins_digests_count_when_two_sources_differ() -> None:
     assert s.swarm.done
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["before the offer", "after it"])
+def test_digests_that_the_origin_left_behind_let_partial_holders_suffice(first: bool) -> None:
+    s = Script(chunks=4)
+    left = tuple(map(digest, range(4)))
+    s.swarm.candidates(s.now, [candidate(A), candidate(B)], left if first else ())
+    s.offer(A, have=[0, 1], known=[])
+    s.offer(B, have=[2, 3], known=[])
+    s.swarm.begin(s.now)
+    if not first:
+        assert not s.fetches(), "nobody says what their bytes should be"
+        s.swarm.candidates(s.now, [candidate(A), candidate(B)], left)
+    s.complete(s.fetches())
+    assert s.swarm.done
+
+
+def test_what_the_origin_left_behind_counts_more_than_what_others_say() -> None:
+    s = Script(chunks=2)
+    s.swarm.candidates(s.now, [candidate(A)])
+    s.offer(A, digest_of=lambda chunk: b"\xff" * 16)
+    s.swarm.candidates(s.now, [candidate(A)], tuple(map(digest, range(2))))
+    s.swarm.begin(s.now)
+    assert {f.digest for f in s.fetches()} == {digest(0), digest(1)}
+
+
+@pytest.mark.parametrize("left", [(b"\0" * 16,), (b"\0" * 15,) * 2], ids=["too few", "too short"])
+def test_a_list_of_digests_that_cannot_be_is_dropped(left: tuple[bytes, ...]) -> None:
+    s = Script(chunks=2)
+    s.swarm.candidates(s.now, [candidate(A)], left)
+    s.offer(A)
+    s.swarm.begin(s.now)
+    assert s.swarm.dropped == 1
+    assert {f.digest for f in s.fetches()} == {digest(0), digest(1)}
+
+
 def test_a_chunk_fetched_for_a_digest_that_was_replaced_is_fetched_again() -> None:
     s = Script(chunks=1)
     [f] = s.start(A, digest_of=lambda c: b"\xff" * 16)

@@ -513,6 +513,68 @@ def test_all_seeds_are_dialled_until_one_answers() -> None:
     assert set(dialled()) == {"a:1"}, "the seed at which nobody answered is still looked for"
 
 
+def joining() -> Swim:
+    machine = Swim(info(ME), SwimConfig(), random.Random(1))
+    machine.join(0.0, ["seed:1"])
+    machine.outbox.drain()
+    return machine
+
+
+def brief(peer: PeerId, dialled: str, *named: PeerId) -> PushPullReply:
+    view = (alive(peer), *(alive(each) for each in named))
+    return PushPullReply(info(peer), view, dialled=dialled, hello=True)
+
+
+def test_who_is_sent_on_by_a_busy_seed_has_joined_once_somebody_told_its_view() -> None:
+    machine = joining()
+    machine.receive(0.1, FRIEND, brief(FRIEND, "seed:1", OTHER))
+    (hello,) = [item for item in machine.outbox.drain() if isinstance(item, SendTo)]
+    assert hello.address == "other:1"
+    assert isinstance(hello.message, PushPull)
+    assert hello.message.joining
+    machine.receive(0.2, OTHER, PushPullReply(info(OTHER), (alive(THIRD),), dialled="other:1"))
+    assert [item for item in machine.outbox.drain() if isinstance(item, Joined)] == [Joined(FRIEND)]
+    assert machine.is_reachable(THIRD)
+
+
+def test_those_whom_a_busy_one_names_send_nobody_on_in_turn() -> None:
+    machine = joining()
+    machine.receive(0.1, FRIEND, brief(FRIEND, "seed:1", OTHER))
+    machine.outbox.drain()
+    machine.receive(0.2, OTHER, brief(OTHER, "other:1", THIRD))
+    items = machine.outbox.drain()
+    assert not [item for item in items if isinstance(item, (SendTo, Joined))]
+    assert [item.to for item in items if isinstance(item, Send)] == [OTHER], "it compares"
+    machine.tick(0.6)
+    assert [i.address for i in machine.outbox.drain() if isinstance(i, SendTo)] == ["seed:1"]
+
+
+def test_a_comparison_tells_a_view_as_well() -> None:
+    machine = joining()
+    machine.receive(0.1, FRIEND, brief(FRIEND, "seed:1"))
+    assert not [item for item in machine.outbox.drain() if isinstance(item, Joined)]
+    machine.receive(0.2, FRIEND, PushPull(info(FRIEND), (alive(OTHER),), parts=(1,)))
+    assert Joined(FRIEND) in machine.outbox.drain()
+
+
+def test_who_found_its_cluster_in_another_zone_asks_its_own_first_whom_it_has() -> None:
+    machine = joining()
+    hear(machine, alive(OTHER))
+    for now in (0.1, 0.6):
+        machine.note_contact(now, "seed:1", PeerId("stranger"))
+        items = machine.outbox.drain()
+        assert not [item for item in items if isinstance(item, Joined)]
+        assert "other:1" in [item.address for item in items if isinstance(item, SendTo)]
+    machine.receive(0.7, OTHER, PushPullReply(info(OTHER), (alive(OTHER),), dialled="other:1"))
+    assert Joined(PeerId("stranger")) in machine.outbox.drain()
+
+
+def test_who_found_its_cluster_in_another_zone_and_knows_nobody_has_joined() -> None:
+    machine = joining()
+    machine.note_contact(0.1, "seed:1", PeerId("stranger"))
+    assert Joined(PeerId("stranger")) in machine.outbox.drain()
+
+
 def test_a_reply_that_speaks_for_somebody_else_is_dropped() -> None:
     machine = swim()
     machine.receive(0.0, FRIEND, PushPullReply(info(OTHER), (alive(OTHER),)))

@@ -15,6 +15,7 @@ from tensorhub_p2p.config import WIDE_AREA, Config, SwimConfig
 from tensorhub_p2p.protocol.envelope import pack
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Send, SendTo
+from tensorhub_p2p.protocol.membership.summaries import is_obituary, obituary
 from tensorhub_p2p.protocol.membership.swim_events import (
     Evidence,
     Joined,
@@ -189,6 +190,11 @@ FORGETFUL = Config(
 )
 
 
+def last_word(zones: Zones, zone: str) -> ZoneSummary:
+    (summary,) = (summary for summary in zones.home.summaries() if summary.zone == zone)
+    return summary
+
+
 def test_a_dead_zone_is_forgotten_and_a_quiet_one_is_not_and_it_may_start_anew() -> None:
     cluster = ZonesCluster()
     for zone in ("east", "west", "north"):
@@ -201,27 +207,108 @@ def test_a_dead_zone_is_forgotten_and_a_quiet_one_is_not_and_it_may_start_anew()
     assert all("west" in cluster.knows(peer) for peer in cluster.machines)
     cluster.network.run_for(200)
     assert all(set(cluster.knows(peer)) == {"east", "north"} for peer in cluster.machines)
+    last_words = {last_word(cluster.machines[peer], "west") for peer in cluster.machines}
     cluster.network.run_for(1000)
     assert cluster.is_whole(), "those that live are renewed"
+    assert {last_word(cluster.machines[p], "west") for p in cluster.machines} == last_words
+    assert len(last_words) == 1, "it is said once"
     for _ in range(2):
         cluster.start("west", config=FORGETFUL)
     assert cluster.until(cluster.is_whole), cluster.describe()
     assert cluster.knows(PeerId("east-0"))["west"].counter > before
 
 
-def test_nobody_calls_a_zone_that_is_forgotten() -> None:
+def test_those_named_by_a_zone_that_is_forgotten_are_called_now_and_then() -> None:
     zones = Zones(stranger("me", "east"), FORGETFUL, random.Random(1))
     zones.join(0.0, [])
     zones.tick(0.0)
-    told = ZoneSummary("west", 1, (stranger("w"),))
+    told = ZoneSummary("west", 1, (stranger("w"),), 1)
     zones.receive(0.0, PeerId("somebody"), Gossip(summaries=(told,)))
-    called: dict[bool, int] = {True: 0, False: 0}
-    while (now := zones.next_wakeup()) is not None and now < 1000:
+    called = []
+    while (now := zones.next_wakeup()) is not None and now < 2200:
         zones.tick(now)
-        late = now > 250
-        called[late] += sum(isinstance(item, SendTo) for item in zones.outbox.drain())
-    assert called[False] > 10
-    assert called[True] == 0
+        called += [now for item in zones.outbox.drain() if isinstance(item, SendTo)]
+    assert [summary.zone for summary in zones.zones()] == ["east"]
+    assert sum(now < 200 for now in called) > 20
+    assert 20 <= sum(now > 200 for now in called) <= 60
+
+
+def test_zones_that_were_apart_for_longer_than_zones_are_remembered_find_each_other() -> None:
+    """The seed that all were given is gone for good, so they have but each other's last words."""
+    cluster = ZonesCluster(4)
+    for zone in ("east", "west"):
+        for _ in range(4):
+            cluster.start(zone, config=FORGETFUL)
+    assert cluster.until(cluster.is_whole)
+    cluster.crash(PeerId("east-0"))
+    cluster.network.run_for(60)
+    cluster.cut_off("west")
+    cluster.network.run_for(400)
+    assert all(len(cluster.knows(peer)) == 1 for peer in cluster.machines)
+    newcomer = cluster.start("west", seeds=["west-1:1"], config=FORGETFUL)
+    cluster.network.run_for(30)
+    cluster.crash(*(peer for peer in cluster.of("west") if peer != newcomer))
+    cluster.network.run_for(60)
+    cluster.network.heal()
+    assert cluster.until(cluster.is_whole, 3 * FORGETFUL.wan.push_pull_interval)
+
+
+def test_a_zone_that_is_gone_is_gone_for_newcomers_too_however_many_come() -> None:
+    cluster = ZonesCluster()
+    for zone in ("east", "west", "north"):
+        for _ in range(3):
+            cluster.start(zone, config=FORGETFUL)
+    assert cluster.until(cluster.is_whole)
+    cluster.crash(*cluster.of("west"))
+    for _ in range(8):  # in each generation some who were told of west just now
+        cluster.start("east", seeds=addresses(cluster.of("east")), config=FORGETFUL)
+        cluster.network.run_for(50)
+        cluster.crash(cluster.of("east")[0])
+    assert all(set(cluster.knows(peer)) == {"east", "north"} for peer in cluster.machines)
+    east = [cluster.machines[peer] for peer in cluster.of("east")]
+    assert len({zones.home._summaries.fingerprint for zones in east}) == 1
+    assert all(is_obituary(last_word(zones, "west")) for zones in east), "and they know that"
+
+
+def test_a_zone_that_hears_of_its_own_end_says_that_it_lives() -> None:
+    zones = gateway()
+    (said,) = zones.zones()
+    neighbour = stranger("neighbour", "east")
+    for step in range(3):
+        zones.receive(10.0 + 10 * step, neighbour.peer_id, Gossip(summaries=(obituary(said),)))
+        zones.tick(12.0 + 10 * step)
+        (again,) = zones.zones()
+        assert again.counter == said.counter + 2
+        said = again
+
+
+def test_a_gateway_alone_in_its_zone_that_did_not_run_takes_nobody_for_gone() -> None:
+    """Before it hears anybody, too; and only the pool of gateways shows that it did not run."""
+    zones = Zones(stranger("me", "east"), FORGETFUL, random.Random(1))
+    zones.join(0.0, [])
+    zones.tick(0.0)
+    caller = stranger()
+    zones.receive(0.1, caller.peer_id, wrap(hello(caller)))
+    told = ZoneSummary("west", 1, (caller,), 1)
+    zones.receive(0.2, caller.peer_id, wrap(Gossip(summaries=(told,))))
+    zones.tick(0.3)
+    zones.tick(0.3 + 2 * FORGETFUL.swim.forget_dead_after)
+    assert {summary.zone for summary in zones.zones()} == {"east", "west"}
+
+
+def test_who_slept_longer_than_zones_are_remembered_takes_nobody_for_gone() -> None:
+    """Alone in its zone, too: then only the pool of gateways shows that it slept."""
+    cluster = ZonesCluster()
+    lone = cluster.start("east", config=FORGETFUL)
+    for _ in range(3):
+        cluster.start("west", config=FORGETFUL)
+    assert cluster.until(cluster.is_whole)
+    cluster.network.pause(lone)
+    cluster.network.run_for(FORGETFUL.swim.forget_dead_after + 30)
+    cluster.network.resume(lone)
+    cluster.network.run_for(0.01)
+    assert set(cluster.knows(lone)) == {"east", "west"}
+    assert cluster.until(cluster.is_whole)
 
 
 # -- what is told --
@@ -515,7 +602,7 @@ def test_a_caller_from_another_zone_is_greeted_and_not_taken_in() -> None:
 def test_a_greeting_names_both_zones_and_no_others() -> None:
     zones = gateway()
     for zone in ("west", "north", "south"):
-        zones.home.tell(0.1, ZoneSummary(zone, 1, (stranger(f"g-{zone}", zone),)))
+        zones.home.tell(0.1, ZoneSummary(zone, 1, (stranger(f"g-{zone}", zone),), 1))
     zones.receive(0.2, PeerId("stranger"), hello(stranger()))
     (greeting,) = sent(zones, ZoneGreeting)
     assert isinstance(greeting, ZoneGreeting)
@@ -566,7 +653,7 @@ def test_a_greeting_that_nobody_asked_for_does_not_end_the_search_for_the_zone()
 
 def test_a_greeting_counts_from_whom_was_called_of_late_and_from_nobody_else() -> None:
     zones = gateway()
-    told = ZoneSummary("west", 1, (stranger("speaker"),))
+    told = ZoneSummary("west", 1, (stranger("speaker"),), 1)
     zones.receive(0.1, PeerId("stranger"), ZoneGreeting(stranger(), (told,)))
     zones.receive(0.2, PeerId("stranger"), ZoneGreeting(stranger(), (told,), dialled="x:1"))
     zones.expect(0.3, PeerId("stranger"))

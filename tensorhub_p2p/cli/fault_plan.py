@@ -43,6 +43,8 @@ DEFAULT_SECONDS: dict[str, tuple[float, float]] = {
     "partition": (30.0, 30.0),
 }
 KINDS = ", ".join(DEFAULT_SECONDS)
+USUAL_CRASHES = 5
+"""Of processes, and of computers, in a run for which nothing else is said."""
 _NUMBER = r"\d+(?:\.\d+)?"
 _ITEM = re.compile(
     rf"(?P<kind>[a-z-]+)=(?P<count>{_NUMBER})(?P<percent>%?)"
@@ -69,6 +71,12 @@ class Item:
     def number(self, peers: int) -> int:
         """How many there are among so many peers."""
         return ceil(peers * self.count / 100) if self.is_share else int(self.count)
+
+
+def usual(peers: int) -> str:
+    """The plan of a run for which nothing else is said: most of so many peers are left."""
+    crashes = min(USUAL_CRASHES, peers // 4)
+    return f"crash={crashes},host-crash={crashes}" if crashes else "none"
 
 
 def parse(text: str) -> tuple[Item, ...]:

@@ -29,6 +29,10 @@ Insecure = Annotated[
     bool | None,
     typer.Option("--insecure", help="Allow a public address without a secret. [THUB_INSECURE]"),
 ]
+OffloadLimit = Annotated[
+    int | None,
+    typer.Option(help="Bytes of host memory for copies that others retain. [THUB_OFFLOAD_LIMIT]"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -57,5 +61,6 @@ def visit(
         bind=bind,
         advertise=advertise,
         insecure=insecure,
+        offload_limit=0,  # it is gone in a moment: nothing is to be left with it
         name=f"tensorhub-p2p {role}",
     )

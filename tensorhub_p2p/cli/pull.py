@@ -45,7 +45,7 @@ def pull(
     selector = int(version) if version.isdigit() else version
     with (
         joining.visit("pull", seed, cluster, zone, secret, bind, advertise, insecure) as peer,
-        peer.open(model, timeout=timeout) as handle,
+        peer.open(model, spot=True, timeout=timeout) as handle,
     ):
         handle.register(tensors)
         done = handle.replicate(selector, timeout=timeout, progress=not as_json)

@@ -28,11 +28,13 @@ def serve(
     bind: joining.Bind = None,
     advertise: joining.Advertise = None,
     insecure: joining.Insecure = None,
+    offload_limit: joining.OffloadLimit = None,
     as_json: joining.AsJson = False,
 ) -> None:
     """Publish a file's weights as one version and serve them until Ctrl-C or SIGTERM.
 
-    Without a seed a new cluster starts here; the address is printed for others to join.
+    Without a seed a new cluster starts here; the address is printed for others to join. At its
+    end others that retain the version take it over, if they can.
     """
     tensors = checkpoints.load(path)
     peer = th.Peer(
@@ -43,6 +45,7 @@ def serve(
         bind=bind,
         advertise=advertise,
         insecure=insecure,
+        offload_limit=offload_limit,
         name=f"tensorhub-p2p serve {path.name}",
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)

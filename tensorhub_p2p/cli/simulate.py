@@ -209,14 +209,15 @@ def membership(
         typer.Option(help="One way, in milliseconds: a range, as 0.2-2, or a median, as 40."),
     ] = "0.2-2",
     faults: Annotated[
-        str,
+        str | None,
         typer.Option(
+            show_default=f"{fault_plan.usual(MAX_ZONE)}; fewer in a small cluster",
             help="KIND=COUNT[:SECONDS], separated by commas, or none. Kinds: "
             f"{fault_plan.KINDS}. A count may be a percentage of the peers, seconds a range: "
             "crash=20,host-crash=2,gil=10%,pause=5:3-8. Crashes are for good; with seconds, a "
-            "new peer starts there so long after."
+            "new peer starts there so long after.",
         ),
-    ] = "crash=5,host-crash=5",
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Decides everything; drawn if not given.")
     ] = None,
@@ -255,7 +256,7 @@ def membership(
         zones,
         _loss(loss),
         latency,
-        faults,
+        fault_plan.usual(peers) if faults is None else faults,
         secrets.randbits(31) if seed is None else seed,
         duration,
         preset.value,

@@ -401,20 +401,28 @@ class DirectoryMessage(Message, frozen=True):
 
 
 class DirectoryWrite(DirectoryMessage, frozen=True):
-    """`abroad`: the writer is of another zone, and views of this one's members are not for it."""
+    """`abroad`: the writer is of another zone, and views of this one's members are not for it.
+
+    `buckets`: over how many the key is spread, as far as the writer knows (buckets.py).
+    """
 
     request: Count
     key: Key
     owners_hash: Count
     register: Register
     abroad: bool = False
+    buckets: Count = 1
 
 
 class DirectoryWritten(DirectoryMessage, frozen=True):
-    """`crowded`: this bucket of the key holds more than it should."""
+    """`crowded`: this bucket of the key holds more than it should.
+
+    `buckets`: over how many the key is spread, as far as this owner of bucket 0 knows.
+    """
 
     request: Count
     crowded: bool = False
+    buckets: Count = 1
 
 
 class DirectoryRefused(DirectoryMessage, frozen=True):
@@ -488,9 +496,13 @@ class DirectoryCheck(DirectoryMessage, frozen=True):
 
 
 class DirectoryLacks(DirectoryMessage, frozen=True):
-    """I hold something else of yours under this key: please write it again."""
+    """I hold something else of yours under this key: please write it again.
+
+    `held` is what I do hold: name, generation and sequence of each register.
+    """
 
     key: Key
+    held: Annotated[tuple[tuple[str, Count, Count], ...], Meta(max_length=256)] = ()
 
 
 # --- slots and generations (slots.py, election.py) ---------------------------------------
@@ -695,12 +707,6 @@ class ReserveAnswer(GroupMessage, frozen=True):
     request: Count
     granted: bool
     why: Short = ""
-
-
-class RetainNotice(Message, frozen=True):
-    """The owner of a "retains" key tells its zone's gateways what is retained there."""
-
-    retains: RetainSummary
 
 
 # --- pulls (serving.py, swarm.py) --------------------------------------------------------

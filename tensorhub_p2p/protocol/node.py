@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from tensorhub_p2p.config import Config
 from tensorhub_p2p.errors import StateError, TensorHubError
 from tensorhub_p2p.protocol.abroad.abroad import Abroad
+from tensorhub_p2p.protocol.abroad.retained import Retained
 from tensorhub_p2p.protocol.directory.admission import admit
 from tensorhub_p2p.protocol.directory.directory import Directory, OwnersDiffer
 from tensorhub_p2p.protocol.directory.pending import PendingRecords
@@ -43,6 +44,8 @@ from tensorhub_p2p.protocol.messages import (
     Endpoint,
     Formed,
     GroupMessage,
+    KeepAnswer,
+    KeepAsk,
     LayoutPage,
     LayoutRequest,
     MemberLeft,
@@ -55,14 +58,24 @@ from tensorhub_p2p.protocol.messages import (
     PullProgress,
     PullUpdate,
     Question,
+    ReserveAnswer,
+    ReserveAsk,
+    Retain,
     SlotAnswer,
     SlotChallenge,
     Vote,
     ZoneGreeting,
 )
+from tensorhub_p2p.protocol.shards.custody import Custody
 from tensorhub_p2p.protocol.shards.following import Following
+from tensorhub_p2p.protocol.shards.keeping import Keeps
+from tensorhub_p2p.protocol.shards.leaving import Leaving
 from tensorhub_p2p.protocol.shards.lookup import Lookups
 from tensorhub_p2p.protocol.shards.publishing import Whole
+from tensorhub_p2p.protocol.shards.reserving import Reserve, nothing_to_reserve
+from tensorhub_p2p.protocol.shards.retaining import Retaining
+from tensorhub_p2p.protocol.shards.retention import Wish
+from tensorhub_p2p.protocol.shards.retracting import Retractions
 from tensorhub_p2p.protocol.shards.shard import ShardNode
 from tensorhub_p2p.protocol.shards.verbs import (
     Answer,
@@ -72,8 +85,12 @@ from tensorhub_p2p.protocol.shards.verbs import (
 )
 from tensorhub_p2p.protocol.zones.zones import Zones
 
-FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, SlotAnswer)
+FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, SlotAnswer, KeepAsk)
 """Messages that name the slot that they are for; those of groups name group and shard."""
+
+
+RESERVING = (ReserveAsk, ReserveAnswer)
+"""What a handle that closes still has to say in its group."""
 
 
 class ZoneLiveness:
@@ -114,7 +131,10 @@ class ZoneLiveness:
 class Node:
     """All protocols of one peer."""
 
-    def __init__(self, info: PeerInfo, config: Config, rng: random.Random) -> None:
+    def __init__(
+        self, info: PeerInfo, config: Config, rng: random.Random, *, offload_limit: int = 0
+    ) -> None:
+        """`offload_limit`: bytes of host memory for copies of what others retain."""
         self.info = info
         self.outbox = Outbox()
         self.zones = Zones(info, config, random.Random(rng.getrandbits(64)))
@@ -125,16 +145,42 @@ class Node:
             admit=admit,
             reachable=self.zones.is_reachable,
         )
-        self.records = PendingRecords(self.directory)
+        self.records = PendingRecords(self.directory, config.directory.max_buckets, self._newest_of)
         self.abroad = Abroad(
             info, self.zones, self.directory, self.records, config.abroad, config.zones.gateways
         )
         self.liveness = ZoneLiveness(self.zones, self.abroad)
+        self.retained = Retained(info.peer_id, self.zones, self.abroad.records, config.retention)
+        self.zones.retains = self.retained.said
         self.shards: dict[Slot, ShardNode] = {}
+        self._retaining = Retaining(self.abroad.records)
+        self.custody = Custody(
+            info.peer_id,
+            self.abroad.records,
+            self.liveness,
+            config.retention,
+            Reserve(offload_limit),
+            self._retained_elsewhere,
+            self._retaining.of,
+            is_responsive=self.liveness.is_responsive,
+            members=self.zones.responsive,
+            has_other_zones=self._has_other_zones,
+        )
+        self._retractions = Retractions(self.abroad.records, self.liveness, self.abroad.zones_with)
+        self.keeps = Keeps(self.custody, config.group, config.pull)
+        self.custody.offloads = self.keeps
+        self._leaving = Leaving(self.custody, self.keeps, config.pull.lease_seconds)
         self.following = Following(self.abroad.records, self.liveness, config.pull)
         self.lookups = Lookups(self.abroad.records, self.liveness)
         self._config = config
         self._members: tuple[PeerId, ...] = (info.peer_id,)
+
+    def _has_other_zones(self) -> bool:
+        return any(summary.zone != self.zones.zone for summary in self.zones.zones())
+
+    def _retained_elsewhere(self, model: str) -> tuple[Wish, ...]:
+        said = self.retained.elsewhere(model)
+        return tuple(Wish(f"zone {zone}", each.newest, each.versions) for zone, each in said)
 
     # --- membership ---
 
@@ -167,8 +213,13 @@ class Node:
         slot: Slot,
         num_shards: int,
         spot: bool = False,
+        retain: Retain | None = None,
+        elastic: bool = False,
     ) -> None:
-        """Claim a slot. Done(None), SlotTaken, or Timeout; on failure it is closed again."""
+        """Claim a slot. Done(None), SlotTaken, or Timeout; on failure it is closed again.
+
+        `elastic`: its replica's name is made up, and never used again.
+        """
         self._forget_closed()
         if slot in self.shards:
             state = "being closed" if self.shards[slot].closed else "open"
@@ -176,17 +227,17 @@ class Node:
             self.outbox.emit(Failed(number, StateError(why)))
             return
         shard = ShardNode(
-            self.info.peer_id,
             slot,
             num_shards,
-            self.abroad.records,
-            self.liveness,
+            self.custody,
+            self._retaining,
             self._config.group,
             self._config.pull,
             spot=spot,
+            elastic=elastic,
         )
         self.shards[slot] = shard
-        shard.open(now, number, deadline)
+        shard.open(now, number, deadline, retain)
         self._settle(now)
 
     def _forget_closed(self) -> None:
@@ -241,9 +292,51 @@ class Node:
         self.shards[slot].give_up(now, call, reason)
         self._settle(now)
 
-    def unpublish(self, now: float, number: VerbId, deadline: float, slot: Slot) -> None:
-        """Withdraw what the slot has. Done(None)."""
-        self.shards[slot].unpublish(now, number, deadline)
+    def unpublish(
+        self, now: float, number: VerbId, deadline: float, slot: Slot, force: bool = False
+    ) -> None:
+        """Withdraw what the slot has. Done(for whom it was lost: nobody, unless `force`).
+
+        RetentionLost: it is retained, can't be kept elsewhere, and is still there.
+        """
+        self.shards[slot].unpublish(now, number, deadline, force=force)
+        self._settle(now)
+
+    def retract(
+        self, now: float, number: VerbId, deadline: float, model: str, version: int
+    ) -> None:
+        """Hide a bad version from everybody. Done(None), VersionUnavailable, or Timeout."""
+        self._retractions.begin(now, number, deadline, model, version)
+        self._settle(now)
+
+    def leave_well(self, now: float, number: VerbId, deadline: float) -> None:
+        """Promise and keep nothing from now on, and hand on what is kept. Done(what was lost)."""
+        self._leaving.begin(now, number, deadline)
+        self._settle(now)
+
+    def offloaded(
+        self,
+        now: float,
+        keep: Slot,
+        layout: Layout,
+        endpoints: tuple[Endpoint, ...],
+        digests: tuple[bytes, ...],
+    ) -> None:
+        """The copy that `OffloadWanted` or `AdoptWanted` asked for is there.
+
+        `digests` are of the copy, one a chunk.
+        """
+        self.keeps.copied(now, keep, layout, endpoints, digests)
+        self._settle(now)
+
+    def offload_failed(self, now: float, keep: Slot, why: str) -> None:
+        """It can't be had; nothing of it is left."""
+        self.keeps.failed(now, keep, why)
+        self._settle(now)
+
+    def freed(self, now: float, keep: Slot) -> None:
+        """The memory of a keep is free again, after `KeepFreed`."""
+        self.keeps.freed(keep)
         self._settle(now)
 
     def holds(self, slot: Slot) -> bool:
@@ -257,7 +350,7 @@ class Node:
         self._settle(now)
 
     def close(self, now: float, number: VerbId, deadline: float, slot: Slot) -> None:
-        """Give the slot back. Done(None)."""
+        """Give the slot back. Done(None), or RetentionLost and it is closed too."""
         self.shards[slot].close(now, number, deadline)
         self._settle(now)
 
@@ -308,11 +401,17 @@ class Node:
         self.following.stop(now, number)
         self._settle(now)
 
+    def _newest_of(self, model: str) -> tuple[int, int] | None:
+        """What this peer has heard of a model."""
+        hints = (hint for hint in self.zones.newest() if hint.model == model)
+        return next(((hint.epoch, hint.version) for hint in hints), None)
+
     # --- the machine's face ---
 
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
         self.zones.notice(now)
-        self._settle(now)
+        if self.zones.outbox.items:
+            self._settle(now)
         self._route(now, sender, message)
         self._settle(now)
 
@@ -320,8 +419,12 @@ class Node:
         self.zones.tick(now)
         self.directory.tick(now)
         self.abroad.tick(now)
+        self.retained.tick(now)
         for shard in self.shards.values():
             shard.tick(now)
+        self.keeps.tick(now)
+        self._leaving.tick(now)
+        self._retractions.tick(now)
         self.following.tick(now)
         self.lookups.tick(now)
         self._settle(now)
@@ -331,7 +434,11 @@ class Node:
             self.zones.next_wakeup(),
             self.directory.next_wakeup(),
             self.abroad.next_wakeup(),
+            self.retained.next_wakeup(),
             *(shard.next_wakeup() for shard in self.shards.values()),
+            self.keeps.next_wakeup(),
+            self._leaving.next_wakeup(),
+            self._retractions.next_wakeup(),
             self.following.next_wakeup(),
             self.lookups.next_wakeup(),
         )
@@ -341,8 +448,15 @@ class Node:
     def _route(self, now: float, sender: PeerId, message: Message) -> None:
         if isinstance(message, (PullOffer, PullUpdate, PullGone, LayoutPage)):
             self.outbox.emit(PullMessage(message.pull, sender, message))
+        elif isinstance(message, KeepAsk) and message.adopt:
+            self.keeps.adopt(now, sender, message)
         elif isinstance(message, FOR_SLOT):
             self._route_to_slot(now, sender, message.slot, message)
+        elif isinstance(message, KeepAnswer):
+            # It names a request, which nobody else has under way.
+            for shard in list(self.shards.values()):
+                shard.receive(now, sender, message)
+            self.keeps.answered(now, sender, message)
         elif isinstance(message, (Propose, Vote, Formed, MemberLeft, GroupMessage)):
             slot = Slot(Group(message.group.model, message.group.replica), message.shard)
             self._route_to_slot(now, sender, slot, message)
@@ -359,13 +473,21 @@ class Node:
 
     def _route_to_slot(self, now: float, sender: PeerId, slot: Slot, message: Message) -> None:
         shard = self.shards.get(slot)
+        keep = self.keeps.get(slot)
+        if keep is not None and keep.server is not None:
+            keep.receive(now, sender, message)
+            return
         closed = shard is None or shard.closed
         if isinstance(message, SlotChallenge) and closed:
             self._reply(now, sender, SlotAnswer(slot, message.counter, holds=False))
-        elif isinstance(message, GroupMessage) and closed:
+        elif isinstance(message, GroupMessage) and closed and not isinstance(message, RESERVING):
             self._reply(now, sender, left(message))
         elif isinstance(message, PullHello) and (shard is None or shard.server is None):
             self._reply(now, sender, PullGone(message.pull, slot, "nothing is held here"))
+        elif isinstance(message, ReserveAsk) and (shard is None or shard.is_over):
+            self._reply(now, sender, nothing_to_reserve(message))
+        elif isinstance(message, KeepAsk) and shard is None:
+            self._reply(now, sender, KeepAnswer(message.request, yes=False, why="it was closed"))
         elif shard is not None:
             shard.receive(now, sender, message)
 
@@ -390,6 +512,10 @@ class Node:
         for shard in self.shards.values():
             shard.pump(now)
             items.extend(shard.outbox.drain())
+        self.keeps.pump(now)
+        self._leaving.look(all(shard.is_over for shard in self.shards.values()))
+        items += [*self.keeps.outbox.drain(), *self._leaving.outbox.drain()]
+        items += self._retractions.outbox.drain()
         self.following.pump()
         items += [*self.following.outbox.drain(), *self.lookups.outbox.drain()]
         return items
@@ -405,9 +531,8 @@ class Node:
             self._member_changed(now, event)
             return False
         elif isinstance(event, Whole):
-            group = Group(event.model, event.publication.replica)
-            own = any(slot.group == group for slot in self.shards)
-            self.zones.hint(now, event.model, *event.publication.order, published=own)
+            order, published = event.publication.order, event.published
+            self.zones.hint(now, event.model, *order, published=published)
         elif isinstance(event, ZoneNews):
             self.abroad.heard(now, event.summary)
         elif isinstance(event, WasAbsent):
@@ -427,3 +552,4 @@ class Node:
         if event.member.status in GONE:
             for shard in list(self.shards.values()):
                 shard.peer_gone(now, event.member.peer_id)
+            self.keeps.peer_gone(now, event.member.peer_id)

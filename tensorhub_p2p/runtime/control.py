@@ -162,10 +162,10 @@ class ControlThread:
 
     def _run(self) -> None:
         try:
-            more = False
+            more, wakeup = False, self._machine_wakeup()
             while not self._stopping:
-                self._wait(more)
-                more = self._turn()
+                self._wait(more, wakeup)
+                more, wakeup = self._turn()
         except Exception as fault:
             self.faults.append(fault)
             self.fault_count += 1
@@ -173,10 +173,11 @@ class ControlThread:
         finally:
             self._end()
 
-    def _wait(self, more: bool) -> None:
+    def _wait(self, more: bool, wakeup: float | None) -> None:
+        """Until there is something to do; `wakeup` is the machine's."""
         timeout: float | None = 0.0
         if not (more or self._to_self):
-            wakeup = earliest(self._machine_wakeup(), self.links.next_wakeup())
+            wakeup = earliest(wakeup, self.links.next_wakeup())
             timeout = None if wakeup is None else max(0.0, wakeup - time.monotonic())
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._wake_out:
@@ -185,8 +186,11 @@ class ControlThread:
                 # In this order: who finds it set has already queued what the turn will see.
                 self._signalled = False
 
-    def _turn(self) -> bool:
-        """Everything that there is to do now; True if messages may still be waiting."""
+    def _turn(self) -> tuple[bool, float | None]:
+        """Everything that there is to do now.
+
+        Returns whether messages may still be waiting, and the machine's next deadline.
+        """
         now = time.monotonic()
         self._run_calls(now)
         messages, more = self.links.receive(self.links.config.receive_batch)
@@ -197,11 +201,13 @@ class ControlThread:
             self._guarded(self.machine.receive, now, self.links.me, self._to_self.popleft())
             self._carry_out()
         self._guarded(self.links.service, now)
+        self._carry_out()
         wakeup = self._machine_wakeup()
         if wakeup is not None and wakeup <= now:
             self._guarded(self.machine.tick, now)
-        self._carry_out()
-        return more
+            self._carry_out()
+            wakeup = self._machine_wakeup()
+        return more, wakeup
 
     def _run_calls(self, now: float) -> None:
         with self._room:

@@ -6,7 +6,7 @@ verbs, inboxes of pulls, digest jobs. It decides nothing; what a verb means is t
 business, what a handle may do handle.py's.
 
 What dies when: `close` ends the pulls first (their inboxes hear of it), then the control
-thread (which flushes its goodbyes), then digests and transports. Every future that is
+thread (which flushes its goodbyes), then digests, kept copies and transports. Every future that is
 still open ends with PeerClosed.
 """
 
@@ -23,6 +23,7 @@ from threading import Event as Flag
 from typing import Any
 
 from tensorhub_p2p.config import Config
+from tensorhub_p2p.errors import StateError
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event
 from tensorhub_p2p.protocol.membership.swim_events import (
@@ -37,21 +38,27 @@ from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.protocol.node import Node
 from tensorhub_p2p.protocol.shards.serving import DigestsWanted
 from tensorhub_p2p.protocol.shards.verbs import (
+    AdoptWanted,
     Done,
     Failed,
     HoldersChanged,
+    KeepFreed,
+    OffloadWanted,
     PublicationLost,
     PullMessage,
     StopDigests,
 )
 from tensorhub_p2p.runtime.addresses import parse
+from tensorhub_p2p.runtime.adopting import Adoptions
 from tensorhub_p2p.runtime.control import ControlThread
 from tensorhub_p2p.runtime.digests import Batch, PublishedDigests
 from tensorhub_p2p.runtime.forkguard import ForkGuard
 from tensorhub_p2p.runtime.links import Links
 from tensorhub_p2p.runtime.monitor import Fact, LinkFact
+from tensorhub_p2p.runtime.offloading import Offloads
 from tensorhub_p2p.runtime.verbs import Running, RunningVerbs, Start
 from tensorhub_p2p.transfer.credentials import Credentials
+from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.transports.base import Transport
 from tensorhub_p2p.transfer.transports.cma import CmaTransport, host_id
 from tensorhub_p2p.transfer.transports.tcp import TcpTransport
@@ -83,6 +90,7 @@ class Driver:
         host: str,
         rack: str,
         transports: Sequence[str],
+        offload_limit: int,
         config: Config,
     ) -> None:
         self.config = config
@@ -113,7 +121,8 @@ class Driver:
             host=host_id(host),
             rack=rack,
         )
-        self.node = Node(self.info, config, random.Random(secrets.randbits(64)))
+        rng = random.Random(secrets.randbits(64))
+        self.node = Node(self.info, config, rng, offload_limit=offload_limit)
         self._verbs = RunningVerbs()
         self.control = ControlThread(
             self.node,
@@ -145,9 +154,13 @@ class Driver:
         """Digests that pulls learn, to be served on."""
         self.verified = Batch(self.control.post, self.node.verified)
         """Chunks that pulls verified, to be served on."""
+        self.regions: dict[Slot, Region] = {}
+        """By slot: the memory that it serves, or is about to, in the publisher's order."""
+        self.offloads = Offloads(self.transports, self.control.post, self.node)
+        self.adoptions = Adoptions(self, self.offloads)
         self.closing = False
         """The peer is being closed: its handles are not to be used any more."""
-        self._guard = ForkGuard("this peer", (self.transports,))
+        self._guard = ForkGuard("this peer", (self.transports, self.offloads))
         self.control.start()
 
     def _make_transports(
@@ -216,9 +229,20 @@ class Driver:
             self._hand_over(running, timeout, start)
             return running.future.result()
         except BaseException:
-            if not running.future.done():
-                self.interrupt(slot, running)
+            self._given_up(slot, running)
             raise
+
+    def wait(self, slot: Slot, running: Running) -> Any:
+        """The end of a verb of this slot that was begun; an interrupted wait ends it too."""
+        try:
+            return running.future.result()
+        except BaseException:
+            self._given_up(slot, running)
+            raise
+
+    def _given_up(self, slot: Slot, running: Running) -> None:
+        if not running.future.done():
+            self.interrupt(slot, running)
 
     def interrupt(self, slot: Slot, running: Running) -> None:
         """End this verb of the slot, if it is still under way: nobody waits for it any more."""
@@ -301,6 +325,14 @@ class Driver:
             self.lost[event.slot] = event.publication
         elif isinstance(event, StopDigests):
             self.digests.stop(event.slot, event.publication)
+            self.offloads.stop(event.slot, event.publication)
+        elif isinstance(event, OffloadWanted):
+            self._offload(event)
+        elif isinstance(event, AdoptWanted):
+            self.adoptions.start(event.keep, event.publication)
+        elif isinstance(event, KeepFreed):
+            if not self.adoptions.take_back(event.keep):
+                self.offloads.free(event.keep)
         elif isinstance(event, MemberChanged):
             self._member_changed(event)
         elif isinstance(event, MemberForgotten):
@@ -316,6 +348,13 @@ class Driver:
         elif isinstance(event, SeedIsSelf):
             self.own_seeds.add(event.address)
             self.news.set()
+
+    def _offload(self, event: OffloadWanted) -> None:
+        region = self.regions.get(event.slot)
+        if region is not None:
+            self.offloads.copy(event.slot, event.keep, event.publication, region)
+        else:
+            self.offloads.failed(event.keep, StateError(f"{event.slot} holds nothing any more"))
 
     def _member_changed(self, event: MemberChanged) -> None:
         self.links.learn(event.member.info)
@@ -364,5 +403,7 @@ class Driver:
             inbox.put(None)
         self.control.stop(timeout)
         self.digests.close()
+        self.adoptions.close()
+        self.offloads.close()
         for transport in self.transports.values():
             transport.close()

@@ -46,7 +46,7 @@ from tensorhub_p2p.runtime.addresses import Address, AddressError, advertised, c
 from tensorhub_p2p.runtime.book import AddressBook, Lookup
 from tensorhub_p2p.runtime.doubts import Doubts
 from tensorhub_p2p.runtime.forkguard import close_port
-from tensorhub_p2p.runtime.monitor import Fact, LinkFact
+from tensorhub_p2p.runtime.monitor import Fact, LinkFact, receive
 from tensorhub_p2p.runtime.outgoing import REMEMBERED, Outgoing, limit_socket
 from tensorhub_p2p.runtime.routes import Routes
 from tensorhub_p2p.runtime.security import curve_keys, secure
@@ -209,9 +209,8 @@ class Links:
         """
         messages: list[tuple[PeerId, Message]] = []
         for _ in range(limit):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            frames = receive(self._socket)
+            if frames is None:
                 return messages, False
             checked = self._check(frames)
             if isinstance(checked, str):

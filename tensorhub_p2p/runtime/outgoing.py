@@ -35,7 +35,15 @@ from tensorhub_p2p.protocol.envelope import MAX_MESSAGE_BYTES
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.runtime.addresses import parse
 from tensorhub_p2p.runtime.looking import Looker, Seen
-from tensorhub_p2p.runtime.monitor import Fact, Link, LinkFact, LinkState, Monitor, advance
+from tensorhub_p2p.runtime.monitor import (
+    Fact,
+    Link,
+    LinkFact,
+    LinkState,
+    Monitor,
+    advance,
+    receive,
+)
 from tensorhub_p2p.runtime.routes import Destination, Route, Routes
 from tensorhub_p2p.runtime.security import secure
 
@@ -289,8 +297,6 @@ def drain(socket: zmq.Socket[bytes], limit: int) -> int:
     Reading also lets the socket tidy up.
     """
     for read in range(limit):
-        try:
-            socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
+        if receive(socket) is None:
             return read
     return limit

@@ -6,7 +6,7 @@ exports. It owns the order of steps around the moving of bytes:
 
     follow the holders -> a source is within reach, the layout fits
       -> the handle gives up its old version        (the last moment without a trace)
-      -> export the memory, announce a partial holder
+      -> export the memory, announce a partial holder (of more than one chunk)
       -> each verified chunk is exported and served on
       -> announce a whole holder
 """
@@ -28,8 +28,10 @@ from tensorhub_p2p.results import Pull, SourceReport
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
 from tensorhub_p2p.runtime.verbs import Running, Start
+from tensorhub_p2p.transfer.digest import digest
 from tensorhub_p2p.transfer.engine import Hooks, PullOutcome, ShardPull, SourceOutcome
 from tensorhub_p2p.transfer.memory import Region
+from tensorhub_p2p.transfer.scratch import Scratch
 
 if TYPE_CHECKING:
     from tensorhub_p2p.runtime.progress import Progress
@@ -37,6 +39,32 @@ if TYPE_CHECKING:
 LOCALITIES = ("host", "rack", "zone", "far")
 NOBODY_CAN = (VersionUnavailable, IntegrityError, LayoutMismatch)
 """Ends that the next try would meet again, in every shard or in this one."""
+
+
+def announcing(
+    driver: Driver, slot: Slot, answer: Answer, exported: Exported, *, complete: bool
+) -> Start:
+    """A verb: tell others what a pull is bringing to the slot, or brought."""
+    node, layout, endpoints = driver.node, exported.region.layout, exported.endpoints
+    return lambda now, number, deadline: node.hold(
+        now, number, deadline, slot, answer, layout, endpoints, complete
+    )
+
+
+def is_intact(driver: Driver, slot: Slot, region: Region) -> bool:
+    """Whether the memory has the bytes, all of them, that a pull verified for this slot."""
+
+    def known(_now: float) -> tuple[bytes | None, ...]:
+        server = driver.node.shards[slot].server
+        chunks = range(region.layout.num_chunks)
+        return tuple(server.manifest.get(chunk) if server else None for chunk in chunks)
+
+    scratch = Scratch()
+    try:
+        digests: tuple[bytes | None, ...] = driver.ask(known)
+        return all(digest(region, chunk, scratch) == d for chunk, d in enumerate(digests))
+    finally:
+        scratch.close()
 
 
 class PullRun(Hooks):
@@ -53,6 +81,8 @@ class PullRun(Hooks):
     ) -> None:
         self.exported: Exported | None = None
         """What others may read of the memory; None until bytes may change."""
+        self.complete = False
+        """Every byte is in place and verified, whatever became of telling the others."""
         self.unavailable = False
         """It failed for a reason that does not pass: asking for it again is of no use."""
         self._driver = driver
@@ -62,6 +92,8 @@ class PullRun(Hooks):
         self._deadline = self._started + timeout
         self._give_up_old: Callable[[float], None] = lambda _timeout: None
         self._announced: Running | None = None
+        self._untold: dict[int, bytes] = {}
+        """Chunks that were verified while nothing was announced."""
         self._registering = 0.0
         self._finishing = 0.0
         self._name = f"{driver.peer_id}/{secrets.token_hex(4)}"
@@ -109,13 +141,14 @@ class PullRun(Hooks):
                 self._progress.close()
             if driver.running:
                 driver.unfollow(follow)
+        self.complete = True
         self._settle_announcement()
         return self._finish()
 
     @property
-    def moved(self) -> bool:
-        """Some chunk came."""
-        return self._pull.outcome().bytes > 0
+    def moved(self) -> int:
+        """Bytes that came."""
+        return self._pull.outcome().bytes
 
     @property
     def lasted(self) -> float:
@@ -133,46 +166,45 @@ class PullRun(Hooks):
         self._give_up_old(self._time_left())
         exported = Exported(self._driver.transports, into, ChunkSet(into.layout.num_chunks))
         self.exported = exported
-        start = self._start_announcing(exported, complete=False)
-        self._announced = self._driver.verb(self._time_left(), start)
+        self._driver.regions[self._slot] = into
+        if into.layout.num_chunks > 1:  # else there is nothing to share before it is whole
+            start = announcing(self._driver, self._slot, self._answer, exported, complete=False)
+            self._announced = self._driver.verb(self._time_left(), start)
         self._registering = time.monotonic() - started
         if self._progress is not None:
             self._progress.begin(into.layout)
 
     def digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
-        for chunk, digest in digests:
-            self._driver.learnt.add(self._slot, self._answer.publication, chunk, digest)
+        if self._announced is not None:
+            for chunk, known in digests:
+                self._driver.learnt.add(self._slot, self._answer.publication, chunk, known)
 
     def held(self, chunk: int, digest: bytes) -> None:
         assert self.exported is not None
         self.exported.allowed.add(chunk)
-        self._driver.verified.add(self._slot, self._answer.publication, chunk, digest)
+        if self._announced is not None:
+            self._driver.verified.add(self._slot, self._answer.publication, chunk, digest)
+        else:
+            self._untold[chunk] = digest
         if self._progress is not None:
             self._progress.advance(chunk)
 
     def revoked(self, chunk: int) -> None:
         assert self.exported is not None
         self.exported.allowed.discard(chunk)
+        self._untold.pop(chunk, None)
         node, slot, publication = self._driver.node, self._slot, self._answer.publication
         self._driver.control.post(lambda now: node.revoked(now, slot, publication, chunk))
 
     # --- announcing ----------------------------------------------------------------------
-
-    def _start_announcing(self, exported: Exported, *, complete: bool) -> Start:
-        node, slot, answer = self._driver.node, self._slot, self._answer
-        layout, endpoints = exported.region.layout, exported.endpoints
-        return lambda now, number, deadline: node.hold(
-            now, number, deadline, slot, answer, layout, endpoints, complete
-        )
 
     def _time_left(self) -> float:
         return max(0.01, self._deadline - time.monotonic())
 
     def _settle_announcement(self) -> None:
         """The first announcement ran beside the pull; a handle has one verb at a time."""
-        announced, self._announced = self._announced, None
-        if announced is not None:
-            announced.future.exception()
+        if self._announced is not None:
+            self._announced.future.exception()
 
     def _end_announcement(self) -> None:
         """The same without waiting for it: the pull failed."""
@@ -185,7 +217,14 @@ class PullRun(Hooks):
         started = time.monotonic()
         exported = self.exported
         assert exported is not None
-        start = self._start_announcing(exported, complete=True)
+        announce = announcing(self._driver, self._slot, self._answer, exported, complete=True)
+        node, slot, publication = self._driver.node, self._slot, self._answer.publication
+
+        def start(now: float, number: int, deadline: float) -> None:
+            announce(now, number, deadline)
+            for chunk, known in self._untold.items():
+                node.verified(now, slot, publication, chunk, known)
+
         self._driver.run(self._slot, self._time_left(), start)
         self._finishing = time.monotonic() - started
         return exported

@@ -370,7 +370,8 @@ class Watching:
             self._tell_life(peer, Evidence.GREETED)
         elif self.is_up(peer):  # perhaps just the look got lost
             limit = self._config.watch_interval + self._config.watch_timeout
-            self._unanswered[peer] = began + limit
+            # The first such look counts: others that follow fast would put it off for ever.
+            self._unanswered.setdefault(peer, began + limit)
 
     def _tell_of_standing(self, now: float) -> None:
         """A watch that stands by now had its heartbeats answered after the look began."""

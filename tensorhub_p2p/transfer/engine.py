@@ -125,9 +125,10 @@ class PullOutcome:
 class ShardPull:
     """Pulls one shard of one publication into registered memory. Use once.
 
-    `transports` in the order of preference; `send` and the inbox are thread-safe;
-    `locate` says how far a peer is (0 same host, 1 rack, 2 zone, 3 other); `deadline` is
-    on `time.monotonic`.
+    `region` is that memory; or what makes it, once the publication's layout is known: a
+    call that returns memory in just that layout. `transports` in the order of preference;
+    `send` and the inbox are thread-safe; `locate` says how far a peer is (0 same host,
+    1 rack, 2 zone, 3 other); `deadline` is on `time.monotonic`.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class ShardPull:
         pull: str,
         publication: Publication,
         own: SourceId,
-        region: Region,
+        region: Region | Callable[[Layout], Region],
         transports: Mapping[str, Transport],
         config: PullConfig,
         inbox: SimpleQueue[object],
@@ -159,7 +160,8 @@ class ShardPull:
         self._locate = locate
         self._deadline = deadline
         self._hooks = hooks
-        self._swarm = Swarm(pull, publication, own, region.layout, self._transports, config, rng)
+        layout = region.layout if isinstance(region, Region) else None
+        self._swarm = Swarm(pull, publication, own, layout, self._transports, config, rng)
         self._readers: Readers | None = None
         self._links: dict[SourceId, Link] = {}
         self._retired: list[Link] = []
@@ -272,6 +274,7 @@ class ShardPull:
             swarm.candidates(
                 now,
                 [Candidate(h.peer, h.slot, h.phase, self._locate(h.peer)) for h in item.holders],
+                item.digests,
             )
         elif isinstance(item, str):
             swarm.lost(now, PeerId(item))
@@ -332,7 +335,8 @@ class ShardPull:
             self._hooks.held(held.chunk, held.digest)
 
     def _on_layout(self, layout: Layout) -> None:
-        into = self._region.arranged(layout)
+        region = self._region
+        into = region.arranged(layout) if isinstance(region, Region) else region(layout)
         self._readers = Readers(
             into, self._transports, self._config, self._deadline, self._inbox.put
         )

@@ -326,6 +326,18 @@ class Region:
         _share(found)
         return cls(Layout(f.spec for f in found), found)
 
+    @classmethod
+    def of_buffer(cls, layout: Layout, buffer: Any) -> Region:
+        """The region that lies in one writable buffer, in the order of the layout.
+
+        The buffer has `layout.num_bytes` or more. ValueError if it is smaller.
+        """
+        memory = memoryview(buffer).cast("B")
+        if memory.nbytes < layout.num_bytes:
+            raise ValueError(f"{memory.nbytes} bytes for {layout!r}")
+        first = ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if memory.nbytes else 0
+        return cls(layout, [_slice(memory, first, layout, i) for i in range(len(layout.tensors))])
+
     def pieces(self, start: int, length: int, limit: int = sys.maxsize) -> array[int]:
         """See `Extents.pieces`."""
         return self.extents.pieces(start, length, limit)
@@ -364,6 +376,13 @@ class Region:
                     f"tensor {found.spec.name!r} is read-only memory: it can be published, "
                     "but not replicated into; register a copy"
                 )
+
+
+def _slice(memory: memoryview, first: int, layout: Layout, index: int) -> _Found:
+    """A tensor's part of a buffer that begins at address `first`."""
+    spec, offset = layout.tensors[index], layout.offsets[index]
+    part = memory[offset : offset + spec.num_bytes]
+    return _Found(spec, part, lambda _part: first + offset, part, writable=True)
 
 
 def _share(found: list[_Found]) -> None:

@@ -81,10 +81,16 @@ def open_shard(
     size: int = MIB,
     timeout: float = 30.0,
     name: str = "",
+    retain: th.Retain | None = None,
 ) -> None:
     """Open a shard of model "m" and register blank tensors; `name` for the steps that follow."""
     handle = world.peer.open(
-        "m", replica=replica, shard=shard, num_shards=num_shards, timeout=timeout
+        "m",
+        replica=replica,
+        shard=shard,
+        num_shards=num_shards,
+        retain=retain,
+        timeout=timeout,
     )
     world.handles[name] = handle
     world.tensors[name] = blank(count, size)

@@ -352,11 +352,51 @@ def test_names_and_numbers_of_a_slot_are_checked(
         peer().open(**options)
 
 
-def test_what_is_not_built_yet_is_an_error(peer: StartPeer, cluster: str) -> None:
-    with pytest.raises(th.StateError, match="retain"):
-        peer().open("m", retain=object())
-    with pytest.raises(th.StateError, match="offload_limit"):
-        th.Peer(cluster=cluster, offload_limit=1 << 30)
+@pytest.mark.parametrize("retain", [2, "newest", object, (7, 8), {"newest": 2}], ids=repr)
+def test_what_is_retained_is_said_by_newest_or_versions(peer: StartPeer, retain: object) -> None:
+    with pytest.raises(th.ConfigError, match=r"th\.newest\(2\)"):
+        peer().open("m", retain=retain)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: th.newest(0),
+        lambda: th.newest(-1),
+        lambda: th.newest(1001),
+        lambda: th.newest(True),
+        lambda: th.newest(1.0),  # type: ignore[arg-type]
+        lambda: th.newest("2"),  # type: ignore[arg-type]
+        lambda: th.versions(),
+        lambda: th.versions(-1),
+        lambda: th.versions(10**18),
+        lambda: th.versions([7, 8]),  # type: ignore[arg-type]
+        lambda: th.versions(*range(65)),
+    ],
+)
+def test_what_is_retained_is_checked_as_it_is_written(make: Callable[[], th.Retain]) -> None:
+    with pytest.raises(ValueError, match=r"newest|versions"):
+        make()
+
+
+def test_versions_are_retained_in_order_and_once() -> None:
+    assert th.versions(8, 7, 8) == th.versions(7, 8)
+    assert th.newest(2) != th.newest(3)
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, "1GiB", True, 1 << 60], ids=repr)
+def test_a_limit_for_offloads_is_a_number_of_bytes(cluster: str, limit: object) -> None:
+    with pytest.raises(ValueError, match="offload_limit"):
+        th.Peer(cluster=cluster, offload_limit=limit)
+
+
+def test_flags_are_true_or_false(pair: Pair) -> None:
+    with pytest.raises(th.ConfigError, match="spot"):
+        pair.trainer_peer.open("m", spot="yes")  # type: ignore[arg-type]
+    with pytest.raises(th.ConfigError, match="rewind"):
+        pair.trainer.publish(1, rewind=1)  # type: ignore[arg-type]
+    with pytest.raises(th.ConfigError, match="force"):
+        pair.trainer.unpublish(force="no")  # type: ignore[arg-type]
 
 
 def test_a_spot_replica_is_recorded_as_one(peer: StartPeer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy
 import pytest
@@ -92,23 +93,40 @@ def test_tensors_changed_while_published_are_an_integrity_error_that_names_one(
 
 
 @pytest.mark.parametrize("transport", ["cma", "tcp"])
-def test_a_source_that_closes_in_the_middle_is_not_held_up_and_the_pull_says_so(
+def test_a_source_that_closes_in_the_middle_leaves_a_copy_to_go_on_from(
+    peer: StartPeer, middle: InTheMiddle, transport: str
+) -> None:
+    trainer, rollout = pair(peer, transports=[transport])
+    weights = tensors(trainer)
+
+    def close(_pull: PullRun) -> None:
+        trainer.close()
+        fill(weights, 9)
+
+    middle(close)
+    assert rollout.replicate(1, timeout=20).version == 1
+    assert not wrong(tensors(rollout), 1)
+
+
+@pytest.mark.parametrize("transport", ["cma", "tcp"])
+def test_a_source_that_closes_with_no_room_for_a_copy_goes_in_time_and_the_pull_says_so(
     peer: StartPeer,
     middle: InTheMiddle,
     transport: str,
 ) -> None:
-    trainer, rollout = pair(peer, transports=[transport])
+    trainer, rollout = pair(peer, transports=[transport], offload_limit=0)
     took = []
 
     def close(_pull: PullRun) -> None:
         started = time.monotonic()
-        trainer.close()
+        with suppress(th.RetentionLost):
+            trainer.close(timeout=3)
         took.append(time.monotonic() - started)
 
     middle(close)
     with pytest.raises(th.VersionUnavailable, match=r"version 1 by trainer"):
         rollout.replicate(1, timeout=20)
-    assert took[0] < 5
+    assert took[0] < 3 + 5
     assert rollout.state is th.HandleState.TORN
 
 
@@ -152,3 +170,57 @@ def test_a_torn_handle_may_publish_and_be_registered_anew(
     rollout.unregister()
     rollout.register(blank(3, 8 * MIB))
     assert rollout.replicate("latest", timeout=20).version == 5
+
+
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[th.ShardHandle], None]]:
+    """Has the announcement of what the handle's next pull brought time out."""
+    with monkeypatch.context() as patch:
+
+        def once(handle: th.ShardHandle) -> None:
+            node = handle._driver.node
+            plain, left = node.hold, [True]
+
+            def hold(now: float, number: int, deadline: float, *args: object) -> None:
+                if args[-1] and left:
+                    left.clear()
+                    plain(now, number, deadline, *args)  # type: ignore[arg-type]
+                    node.interrupt(now, handle._slot, number)
+                else:
+                    plain(now, number, deadline, *args)  # type: ignore[arg-type]
+
+            patch.setattr(node, "hold", hold)
+
+        yield once
+
+
+def test_what_came_but_could_not_be_announced_is_not_fetched_again(
+    peer: StartPeer, untold: Callable[[th.ShardHandle], None]
+) -> None:
+    trainer, rollout = pair(peer)
+    untold(rollout)
+    with pytest.raises(th.Timeout):
+        rollout.replicate(timeout=10)
+    assert rollout.state is th.HandleState.TORN
+    pull = rollout.replicate(timeout=10)
+    assert pull.up_to_date
+    assert (rollout.state, rollout.version) == (th.HandleState.PUBLISHED, 1)
+    assert not wrong(tensors(rollout), 1)
+    trainer.unpublish()
+    third = peer().open("m", replica="third")
+    third.register(blank(3, 8 * MIB))
+    third.replicate(timeout=10)
+    assert not wrong(tensors(third), 1)
+
+
+def test_what_came_is_fetched_again_if_somebody_wrote_into_it_since(
+    peer: StartPeer, untold: Callable[[th.ShardHandle], None]
+) -> None:
+    _, rollout = pair(peer)
+    untold(rollout)
+    with pytest.raises(th.Timeout):
+        rollout.replicate(timeout=10)
+    tensors(rollout)["layer1"][7] ^= 1
+    pull = rollout.replicate(timeout=10)
+    assert not pull.up_to_date
+    assert not wrong(tensors(rollout), 1)

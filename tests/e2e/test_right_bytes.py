@@ -283,3 +283,22 @@ def test_rollouts_of_two_shards_and_three_replicas_in_six_processes(
             wait.result(30)
     for rollout in rollouts:
         assert not rollout.do(steps.faults)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000], ids="{} bytes".format)
+def test_a_shard_of_one_chunk_or_none_is_served_on_by_who_replicated_it(
+    peer: StartPeer, size: int
+) -> None:
+    handles = [peer().open("m", replica=name) for name in ("trainer", "second", "third")]
+    tensors = [blank(1, size) for _ in handles]
+    for handle, mine in zip(handles, tensors, strict=True):
+        handle.register(mine)
+    trainer, second, third = handles
+    fill(tensors[0], 1)
+    trainer.publish(1)
+    second.replicate(timeout=20)
+    trainer.unpublish()
+    fill(tensors[0], 9)
+    pull = third.replicate(timeout=20)
+    assert not wrong(tensors[2], 1)
+    assert [s.peer_id for s in pull.sources if s.chunks] == [second._driver.peer_id][: bool(size)]

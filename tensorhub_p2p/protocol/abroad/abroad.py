@@ -83,6 +83,8 @@ class Abroad:
         self._zones = zones
         self._foreigners = Foreigners(config.max_peers)
         speakers = Speakers(me.peer_id, me.zone, gateways, zones.zones)
+        self.zones_with = speakers.with_model
+        """The other zones that may have a whole version of a model."""
         self._asks = Asks(
             speakers, self._foreigners, config, self.outbox, self._is_home, self._answered
         )

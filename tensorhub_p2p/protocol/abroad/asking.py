@@ -44,13 +44,14 @@ from tensorhub_p2p.protocol.messages import (
     HolderRecord,
     Key,
     Register,
+    Retraction,
     VersionRecord,
     WholeMark,
     ZoneAnswer,
     ZoneAsk,
 )
 
-CROSSING = {"versions": (VersionRecord, WholeMark), "holders": (HolderRecord,)}
+CROSSING = {"versions": (VersionRecord, WholeMark, Retraction), "holders": (HolderRecord,)}
 """By kind of key: what crosses between zones. Groups live in one zone."""
 Place = tuple[str, Key]
 """A zone, and a key of its directory."""
@@ -200,9 +201,8 @@ class Asks:
         if not isinstance(register.value, CROSSING.get(key.kind, ())):
             return False
         by_nobody = register.writer == NOBODY
-        return by_nobody == isinstance(register.value, WholeMark) and not self._is_home(
-            register.writer
-        )
+        is_mark = isinstance(register.value, (WholeMark, Retraction))
+        return by_nobody == is_mark and not self._is_home(register.writer)
 
     def _is_of(self, zone: str, info: PeerInfo) -> bool:
         return info.zone == zone and not self._is_home(info.peer_id)

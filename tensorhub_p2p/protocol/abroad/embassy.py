@@ -18,7 +18,8 @@ Holders come with what is needed to reach them.
 Many may ask for one key at a time: all groups of a zone that wait for its next version, say.
 One read answers all who asked before it began. Who asks while it runs, or within `SPACING` of
 its beginning, is answered by the next one, never by one that is older than the question: a
-pin is followed by a look that has to come after it.
+pin is followed by a look that has to come after it. Who repeats a question, under its number,
+stays with the read that will answer it.
 
 Bounds: `max_asked` keys at a time, each read for `patience`; `MAX_ASKERS` askers, each with one
 question a key, the last. Whoever asks beyond that is told at once to ask another gateway. An
@@ -133,6 +134,8 @@ class Embassy:
             self._send_elsewhere(sender)
             return
         reading = readings.setdefault(key, Reading())
+        if reading.askers.get(sender) == ask.request:
+            return  # it asks again because the read takes long: that one will answer it
         reading.askers.pop(sender, None)
         reading.later[sender] = ask.request
         if not reading.request and now >= reading.began + SPACING:

@@ -34,10 +34,10 @@ from tensorhub_p2p.protocol.abroad.remote_writes import RemoteWrites
 from tensorhub_p2p.protocol.abroad.speakers import Order, Speakers
 from tensorhub_p2p.protocol.directory.pending import Changed, PendingRecords, Read, Written
 from tensorhub_p2p.protocol.directory.records import Enough, Registers
-from tensorhub_p2p.protocol.directory.registers import of_mark
+from tensorhub_p2p.protocol.directory.registers import Mark, of_mark
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import earliest
-from tensorhub_p2p.protocol.messages import Key, Value, WholeMark, ZoneSummary
+from tensorhub_p2p.protocol.messages import Key, Value, ZoneSummary
 
 FIRST_NUMBER = 1 << 39
 """Numbers of reads of several zones: above the own directory's, below remote writes'."""
@@ -88,9 +88,11 @@ class WideRecords:
 
     # -- reading --
 
-    def read(self, now: float, key: Key, then: Read, enough: Enough | None = None) -> int:
+    def read(
+        self, now: float, key: Key, then: Read, enough: Enough | None = None, near: str = ""
+    ) -> int:
         if enough is None or key.kind not in CROSSING or not self._speakers.with_model(key.model):
-            return self._home.read(now, key, then)
+            return self._home.read(now, key, then, near=near)
         number = next(self._numbers)
         self._reads[number] = read = WideRead(key, then, enough)
 
@@ -151,10 +153,13 @@ class WideRecords:
             return self._home.write(now, key, name, generation, value, then)
         return self._remote.write(now, (zone, key), name, generation, value, then)
 
-    def mark(self, now: float, key: Key, value: WholeMark, then: Written, zone: str = "") -> int:
+    def mark(self, now: float, key: Key, value: Mark, then: Written, zone: str = "") -> int:
         if self._is_home(zone):
             return self._home.mark(now, key, value, then)
         return self._remote.put(now, (zone, key), of_mark(value), then)
+
+    def forget(self, now: float, key: Key, name: str) -> None:
+        self._home.forget(now, key, name)
 
     def _is_home(self, zone: str) -> bool:
         return zone in ("", self._zone)

@@ -16,9 +16,16 @@ Who sends what when, as a client:
 
     read, write, mark   DirectoryRead/Write to all owners at once; to the silent ones again
                         each `retry_interval`, and at once to all when the owners change
-    watch               DirectoryWatch to all owners, and again well before it lapses
-    members_changed     own registers of keys with new owners again, within `rewrite_jitter`
-    every repair_interval (jittered)  all own registers again: repairs owners that lost them
+    watch               DirectoryWatch to all owners, and again well before it lapses, with the
+                        fingerprint of what was read last: a change whose push got lost is
+                        told then (watchers.py). So nobody has to poll
+    members_changed     DirectoryCheck to the new owners of keys with own registers, as below, over
+                        `rewrite_jitter` or, if there are many, at `rewrite_rate`: a join or a death
+                        makes no storm. Marks of such keys again, to all owners
+    let_go              the register is withdrawn, `forget_hidden_after` later
+    every repair_interval (jittered)  DirectoryCheck to the owners of each key with own registers:
+                        the fingerprint of what they should hold. Who holds something else
+                        answers DirectoryLacks, and is told what it lacks (own.py)
 
 A refused write may have been stored by a minority. The directory then writes what stood
 there before (or a withdrawal) with a higher sequence, so that the refused value fades.
@@ -27,27 +34,30 @@ What ends a request: done, one refusal, its deadline, `cancel`. Events carry the
 that the call returned; they may come before the call returns when this peer is the only
 owner, as they wait in the outbox.
 
-What bounds it: requests by their callers' deadlines, remembered registers by the number
-of names in use (`MAX_WITHDRAWN` withdrawn ones and `MAX_MARKS` marks besides).
+What bounds it: requests by their callers' deadlines, remembered registers as own.py says,
+watches by what its callers watch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from random import Random
 
 from tensorhub_p2p.config import DirectoryConfig
+from tensorhub_p2p.protocol.directory.own import OwnRegisters, Place
 from tensorhub_p2p.protocol.directory.owner import Admit, Owner, Refusal, admit_all
 from tensorhub_p2p.protocol.directory.quorum import Request
-from tensorhub_p2p.protocol.directory.registers import of_mark
-from tensorhub_p2p.protocol.directory.ring import Owners, Ring
+from tensorhub_p2p.protocol.directory.registers import Mark, fingerprint
+from tensorhub_p2p.protocol.directory.ring import Owners, Ring, owners_hash
 from tensorhub_p2p.protocol.directory.warming import Reachable
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
 from tensorhub_p2p.protocol.messages import (
     DirectoryChanged,
+    DirectoryCheck,
+    DirectoryLacks,
     DirectoryMerge,
     DirectoryMerged,
     DirectoryMismatch,
@@ -61,16 +71,22 @@ from tensorhub_p2p.protocol.messages import (
     Message,
     Register,
     Value,
-    WholeMark,
 )
 
 __all__ = ["Admit", "Directory", "Refusal", "admit_all"]
 
-MAX_MARKS = 64
-MAX_WITHDRAWN = 1024
 FOREVER = float("inf")
+RENEWAL = 0.4
+"""A watch is renewed when this part of its time is over: twice before it lapses."""
 
-_FOR_OWNER = (DirectoryWrite, DirectoryRead, DirectoryMerge, DirectoryMerged, DirectoryWatch)
+_FOR_OWNER = (
+    DirectoryWrite,
+    DirectoryRead,
+    DirectoryMerge,
+    DirectoryMerged,
+    DirectoryWatch,
+    DirectoryCheck,
+)
 
 
 @dataclass(frozen=True)
@@ -84,10 +100,14 @@ class ReadDone(Event):
 
 @dataclass(frozen=True)
 class WriteDone(Event):
-    """W owners have it."""
+    """W owners have it. What they say of the key's buckets: see `DirectoryWritten`."""
 
     request: int
     key: Key
+    crowded: bool = False
+    buckets: int = 1
+    sure_buckets: int = 1
+    """So many are known to each of the W owners."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +131,10 @@ class RequestExpired(Event):
 
 @dataclass(frozen=True)
 class KeyChanged(Event):
-    """A watched key changed at an owner, or may have: read it. Comes once for each owner."""
+    """A watched key changed at an owner, or may have, or what it says counts again: read it.
+
+    Comes once for each owner.
+    """
 
     key: Key
 
@@ -121,10 +144,6 @@ class OwnersDiffer(Event):
     """This peer takes others for the owners of a key: membership should compare views with it."""
 
     peer: PeerId
-
-
-Place = tuple[Key, str]
-"""Where an own register lives: key and name."""
 
 
 class Directory:
@@ -151,14 +170,20 @@ class Directory:
         differs = self._owners_differ
         self._owner = Owner(me, ring, config, rng, admit, self._post, differs, reachable)
         self._requests: dict[int, Request] = {}
+        self._timers: list[tuple[float, int]] = []
+        """When to look at which request; stale ones, whose request has another time, too."""
         self._last_request = 0
-        self._last_sequence = 0
-        self._mine: dict[Place, Register] = {}
-        self._marks: dict[Place, Register] = {}
+        self._own = OwnRegisters(me, config.keep_former_seconds)
         self._repairs: dict[Place, int] = {}
-        self._rewrites: list[tuple[float, Key, str]] = []
+        """By register: the request that writes it again."""
+        self._rewrites: list[tuple[float, Place]] = []
+        """When to write which mark again, as its owners have changed."""
+        self._checks: list[tuple[float, Key, Owners]] = []
+        """When to compare which key with which of its owners."""
         self._repair_at: float | None = None
         self._watched: dict[Key, Owners] = {}
+        self._seen: dict[Key, int] = {}
+        """By watched key: the fingerprint of what was read last."""
         self._watch_at: float | None = None
 
     def owners(self, key: Key) -> Owners:
@@ -184,17 +209,19 @@ class Directory:
         generation: int,
         value: Value | None,
         deadline: float = FOREVER,
+        buckets: int = 1,
     ) -> int:
-        """Write the own register `name` to W owners.
+        """Write the own register `name` to W owners; the key is one of so many `buckets`.
 
         Ends in WriteDone, WriteRefused or RequestExpired. The register is rewritten to new
         owners from now on, also after it expired, until another write replaces it.
         """
         place = (key, name)
-        before = self._mine.get(place)
-        register = self._remember(place, generation, value)
+        before = self._own.get(place)
+        register = self._own.put(now, place, generation, value)
         self._plan_repair(now)
-        return self._begin(now, Request(self._number(), key, deadline, register, before=before))
+        request = Request(self._number(), key, deadline, register, before=before, buckets=buckets)
+        return self._begin(now, request)
 
     def withdraw(
         self, now: float, key: Key, name: str, generation: int, deadline: float = FOREVER
@@ -202,12 +229,21 @@ class Directory:
         """Withdraw the own register `name`: a write of no value."""
         return self.write(now, key, name, generation, None, deadline)
 
-    def mark(self, now: float, key: Key, value: WholeMark, deadline: float = FOREVER) -> int:
+    def holds(self, key: Key, name: str) -> Value | None:
+        """What this peer says under this name; None if it is nothing, or withdrawn."""
+        register = self._own.get((key, name))
+        return register.value if register is not None else None
+
+    def let_go(self, now: float, key: Key, name: str) -> None:
+        """Nobody needs what the own register `name` says any more.
+
+        It is withdrawn `forget_hidden_after` seconds later, unless it is written before.
+        """
+        self._own.let_go((key, name), now + self._config.forget_hidden_after)
+
+    def mark(self, now: float, key: Key, value: Mark, deadline: float = FOREVER) -> int:
         """Write a mark, which belongs to nobody and is the same whoever writes it."""
-        register = of_mark(value)
-        self._marks[(key, register.name)] = register
-        if len(self._marks) > MAX_MARKS:
-            del self._marks[next(iter(self._marks))]
+        register = self._own.put_mark(key, value)
         self._plan_repair(now)
         return self._begin(now, Request(self._number(), key, deadline, register))
 
@@ -221,10 +257,11 @@ class Directory:
             self._watched[key] = self.owners(key)
             self._send_watch(now, key, self._config.watch_seconds)
             if self._watch_at is None:
-                self._watch_at = now + self._config.watch_seconds * 0.4
+                self._watch_at = now + self._config.watch_seconds * RENEWAL
 
     def unwatch(self, now: float, key: Key) -> None:
         if self._watched.pop(key, None) is not None:
+            self._seen.pop(key, None)
             self._send_watch(now, key, 0.0)
 
     # -- what membership tells --
@@ -233,7 +270,7 @@ class Directory:
         """The ring's members are now these."""
         before = self._owner.ring
         ring = before.of_members(members)
-        self._owner.ring_changed(now, ring)
+        returned = self._owner.ring_changed(now, ring)
         if ring is before:
             return
         for request in list(self._requests.values()):
@@ -246,10 +283,10 @@ class Directory:
                 self._watched[key] = self.owners(key)
                 self._send_watch(now, key, self._config.watch_seconds)
                 self.outbox.emit(KeyChanged(key))
-        for key, name in (*self._mine, *self._marks):
-            if before.owners(key, self._config.replicas) != self.owners(key):
-                when = now + self._rng.random() * self._config.rewrite_jitter
-                heappush(self._rewrites, (when, key, name))
+            elif returned:
+                # No register has changed, but what its writer says counts again.
+                self.outbox.emit(KeyChanged(key))
+        self._plan_checks(now, before)
 
     def was_absent(self, now: float) -> None:
         """This peer was paused, cut off or held for silent: its copies may be behind."""
@@ -269,23 +306,37 @@ class Directory:
 
     def tick(self, now: float) -> None:
         self._owner.tick(now)
-        for request in list(self._requests.values()):
+        while (due := self._next_timer()) is not None and due <= now:
+            request = self._requests[heappop(self._timers)[1]]
             if now >= request.deadline:
                 self._expire(request)
-            elif now >= request.retry_at:
+            else:
                 self._ask(now, request)
         if self._watch_at is not None and now >= self._watch_at:
             self._renew_watches(now)
         self._repair_due(now)
 
     def next_wakeup(self) -> float | None:
-        requests = [min(r.retry_at, r.deadline) for r in self._requests.values()]
-        rewrite = self._rewrites[0][0] if self._rewrites else None
         return earliest(
-            self._owner.next_wakeup(), *requests, self._watch_at, self._repair_at, rewrite
+            self._owner.next_wakeup(),
+            self._next_timer(),
+            self._watch_at,
+            self._repair_at,
+            self._rewrites[0][0] if self._rewrites else None,
+            self._checks[0][0] if self._checks else None,
+            self._own.next_due(),
         )
 
     # -- requests --
+
+    def _next_timer(self) -> float | None:
+        while self._timers:
+            due, number = self._timers[0]
+            request = self._requests.get(number)
+            if request is not None and request.due == due:
+                return due
+            heappop(self._timers)
+        return None
 
     def _number(self) -> int:
         self._last_request += 1
@@ -314,6 +365,7 @@ class Directory:
     def _ask(self, now: float, request: Request) -> None:
         """Ask the owners that haven't answered; the own part is answered before this returns."""
         request.retry_at = now + self._config.retry_interval
+        heappush(self._timers, (request.due, request.number))
         self._conclude(request)
         message = request.message()
         for peer in sorted(request.unanswered(), key=self.me.__ne__):
@@ -332,6 +384,9 @@ class Directory:
             if message.key in self._watched:
                 self.outbox.emit(KeyChanged(message.key))
             return
+        if isinstance(message, DirectoryLacks):
+            self._on_lacks(now, sender, message)
+            return
         if not isinstance(
             message, (DirectoryMismatch, DirectoryValue, DirectoryWritten, DirectoryRefused)
         ):
@@ -342,6 +397,7 @@ class Directory:
         writing = request.register is not None
         if isinstance(message, DirectoryMismatch):
             request.disagree(now, sender, self._config.mismatch_pause, self._config.retry_interval)
+            heappush(self._timers, (request.due, request.number))
         elif isinstance(message, DirectoryValue) and message.warming:
             request.heard[sender] = None
         elif isinstance(message, DirectoryValue) and not writing:
@@ -349,6 +405,8 @@ class Directory:
             self._conclude(request)
         elif isinstance(message, DirectoryWritten) and writing:
             request.answer(sender)
+            request.crowded = request.crowded or message.crowded
+            request.known[sender] = message.buckets
             self._conclude(request)
         elif isinstance(message, DirectoryRefused) and writing:
             self._refuse(now, request, message)
@@ -360,9 +418,21 @@ class Directory:
         if not request.done or request.number not in self._requests:
             return
         if request.register is None:
-            self._end(request, ReadDone(request.number, request.key, request.merged()))
+            registers = request.merged()
+            if request.key in self._watched:
+                self._seen[request.key] = fingerprint(registers)
+            self._end(request, ReadDone(request.number, request.key, registers))
         else:
-            self._end(request, WriteDone(request.number, request.key))
+            self._end(
+                request,
+                WriteDone(
+                    request.number,
+                    request.key,
+                    request.crowded,
+                    max((request.buckets, *request.known.values())),
+                    request.sure_buckets,
+                ),
+            )
 
     def _refuse(self, now: float, request: Request, refused: DirectoryRefused) -> None:
         because, key = refused.because, request.key
@@ -371,49 +441,82 @@ class Directory:
         if request.quiet or register is None:
             return
         place = (key, register.name)
-        if self._marks.get(place) is register:
-            del self._marks[place]
-        elif self._mine.get(place) is register:
-            before = request.before.value if request.before else None
-            self._remember(place, register.generation, before)
-            self._rewrite(now, place)
+        if self._own.get(place) is not register:
+            return
+        if register.writer != self.me:
+            self._own.drop_mark(place)
+            return
+        before = request.before.value if request.before else None
+        self._own.put(now, place, register.generation, before)
+        self._rewrite(now, place)
 
     def _expire(self, request: Request) -> None:
         self._end(request, RequestExpired(request.number, request.key, request.silent()))
 
     # -- own registers --
 
-    def _remember(self, place: Place, generation: int, value: Value | None) -> Register:
-        """A new register for this place, above the one before, kept for later owners."""
-        self._last_sequence += 1
-        register = Register(self.me, place[1], generation, self._last_sequence, value)
-        self._mine.pop(place, None)
-        self._mine[place] = register
-        if value is None and len(self._mine) > MAX_WITHDRAWN:
-            withdrawn = [p for p, r in self._mine.items() if r.value is None]
-            for old in withdrawn[:-MAX_WITHDRAWN]:
-                del self._mine[old]
-        return register
-
     def _plan_repair(self, now: float) -> None:
         if self._repair_at is None:
             jitter = 0.5 + self._rng.random()
             self._repair_at = now + self._config.repair_interval * jitter
 
+    def _plan_checks(self, now: float, before: Ring) -> None:
+        """The ring has changed: look at new owners of what is written here, not all at once."""
+        moved: dict[Key, Owners] = {}
+        for key in self._own.keys:
+            earlier = before.owners(key, self._config.replicas)
+            fresh = tuple(peer for peer in self.owners(key) if peer not in earlier)
+            if fresh:
+                moved[key] = fresh
+        marks = [place for place in self._own.marks() if place[0] in moved]
+        spread = self._spread(len(moved) + len(marks))
+        for key, fresh in moved.items():
+            heappush(self._checks, (now + self._rng.random() * spread, key, fresh))
+        for place in marks:
+            heappush(self._rewrites, (now + self._rng.random() * spread, place))
+
+    def _spread(self, count: int) -> float:
+        """Seconds over which so many things to repair are spread."""
+        return max(self._config.rewrite_jitter, count / self._config.rewrite_rate)
+
     def _repair_due(self, now: float) -> None:
+        for place, register in self._own.due(now):
+            self._own.put(now, place, register.generation, None)
+            self._rewrite(now, place)
         while self._rewrites and self._rewrites[0][0] <= now:
-            _, key, name = heappop(self._rewrites)
-            self._rewrite(now, (key, name))
+            self._rewrite(now, heappop(self._rewrites)[1])
         if self._repair_at is not None and now >= self._repair_at:
             self._repair_at = None
-            for place in (*self._mine, *self._marks):
-                when = now + self._rng.random() * self._config.rewrite_jitter
-                heappush(self._rewrites, (when, *place))
-            self._plan_repair(now)
+            self._own.prune(now)
+            keys = list(self._own.keys)
+            spread = self._spread(len(keys))
+            self._checks = [(now + self._rng.random() * spread, key, ()) for key in keys]
+            heapify(self._checks)
+            if keys:
+                self._plan_repair(now)
+        while self._checks and self._checks[0][0] <= now:
+            _, key, fresh = heappop(self._checks)
+            self._check(now, key, fresh)
+
+    def _check(self, now: float, key: Key, only: Owners) -> None:
+        """Compare what is written under this key with what its owners hold, or `only` these."""
+        owners = self.owners(key)
+        check = DirectoryCheck(key, owners_hash(owners), self._own.fingerprint(key))
+        for peer in owners:
+            if not only or peer in only:
+                self._post(now, peer, check)
+
+    def _on_lacks(self, now: float, sender: PeerId, message: DirectoryLacks) -> None:
+        """An owner holds something else: tell it what it lacks. If that is lost, so be it."""
+        owners = self.owners(message.key)
+        if sender not in owners:
+            return
+        for register in self._own.missing(now, message.key, message.held):
+            self._post(now, sender, DirectoryWrite(0, message.key, owners_hash(owners), register))
 
     def _rewrite(self, now: float, place: Place) -> None:
         """Write an own register again, for owners that may lack it; nobody waits for it."""
-        register = self._mine.get(place) or self._marks.get(place)
+        register = self._own.get(place)
         if register is None:
             return
         deadline = now + self._config.repair_interval
@@ -422,12 +525,13 @@ class Directory:
     # -- watches --
 
     def _send_watch(self, now: float, key: Key, seconds: float) -> None:
+        message = DirectoryWatch(key, seconds, self._seen.get(key, 0))
         for peer in self.owners(key):
-            self._post(now, peer, DirectoryWatch(key, seconds))
+            self._post(now, peer, message)
 
     def _renew_watches(self, now: float) -> None:
         self._watch_at = None
         if self._watched:
-            self._watch_at = now + self._config.watch_seconds * 0.4
-            for key in self._watched:
+            self._watch_at = now + self._config.watch_seconds * RENEWAL
+            for key in list(self._watched):
                 self._send_watch(now, key, self._config.watch_seconds)

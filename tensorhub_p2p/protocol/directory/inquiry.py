@@ -21,11 +21,16 @@ class Inquiry:
     """Reads `key` on demand; `then(now, registers)` gets each answer."""
 
     def __init__(
-        self, records: Records, key: Key, then: Callable[[float, Registers], None]
+        self,
+        records: Records,
+        key: Key,
+        then: Callable[[float, Registers], None],
+        near: str = "",
     ) -> None:
         self._records = records
         self._key = key
         self._then = then
+        self._near = near
         self._request: int | None = None
         self._again = False
         self._enough: Enough | None = None
@@ -37,7 +42,9 @@ class Inquiry:
             self._again = True
         else:
             self._again = False
-            self._request = self._records.read(now, self._key, self._answered, enough)
+            self._request = self._records.read(
+                now, self._key, self._answered, enough, near=self._near
+            )
 
     def look_anew(self, now: float, enough: Enough | None = None) -> None:
         """Read the key; an answer to an earlier `look` is of no use any more."""

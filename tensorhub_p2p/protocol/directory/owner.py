@@ -6,7 +6,8 @@ policy's business (`Admit`), given from outside. Replies leave by `post`.
 
 Who sends what when:
 
-    DirectoryWrite -> DirectoryWritten      stored, or already superseded
+    DirectoryWrite -> DirectoryWritten      stored, or already superseded; no word about a repair
+                                            (request 0)
                    -> DirectoryValue(warming) the owner can't judge it yet; one of the
                                             others follows as soon as it can
                    -> DirectoryRefused      the policy forbids it, or there is no room
@@ -18,8 +19,8 @@ Who sends what when:
                    -> DirectoryMismatch     as above
     DirectoryMerge -> DirectoryMerged       always: cold or warm, owner or not; but none to
                                             a notice that the key exists (request 0)
-    DirectoryWatch -> DirectoryChanged      at each change, until `seconds` have passed;
-                                            several changes in a batch are told once
+    DirectoryWatch -> DirectoryChanged      at each change, until it lapses (watchers.py)
+    DirectoryCheck -> DirectoryLacks        if other registers of that writer are held here
 
 Warming owners and writes. What an owner that isn't warm acknowledges counts for W, as far
 as nothing but the writer's own register depends on it. A *conditional* write, which other
@@ -35,27 +36,32 @@ A key is warmed when it is first heard of: by a read, a write, or a DirectoryMer
 the earlier owners send to new ones, soon after a change of the ring, to say that the key
 exists. Nothing is handed over unasked, and a former owner keeps what it holds for a while.
 
-What bounds it: `max_registers` in all, `max_key_registers` a key, `max_keys`, `max_watchers`
-a key. Beyond them new ones are refused (registers), told nothing (watchers), or left
-waiting until their deadline (reads of a new key). Of one key `MAX_PARKED` requests are
-parked; later ones ask again each `retry_interval`.
+What bounds it: `max_registers` in all, `max_key_registers` a key, `max_keys`. Beyond them new
+ones are refused (registers), or left waiting until their deadline (reads of a new key).
+Watchers have bounds of their own (watchers.py), and so has what was withdrawn (cells.py). Of
+one key `MAX_PARKED` requests are parked; later ones ask again each `retry_interval`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
 from tensorhub_p2p.config import DirectoryConfig
-from tensorhub_p2p.protocol.directory.registers import Cell, merge, prune_marks, prune_pins
+from tensorhub_p2p.protocol.directory.buckets import WIDE, count_in, is_crowded, is_valid
+from tensorhub_p2p.protocol.directory.cells import Cells
+from tensorhub_p2p.protocol.directory.registers import BUCKETS_NAME, Cell
 from tensorhub_p2p.protocol.directory.ring import Owners, Ring, owners_hash
 from tensorhub_p2p.protocol.directory.warming import Debts, Past, Reachable, same
+from tensorhub_p2p.protocol.directory.watchers import Post, Watchers
 from tensorhub_p2p.protocol.identity import NOBODY, PeerId
 from tensorhub_p2p.protocol.machine import earliest
 from tensorhub_p2p.protocol.messages import (
-    DirectoryChanged,
+    Buckets,
+    DirectoryCheck,
+    DirectoryLacks,
     DirectoryMerge,
     DirectoryMerged,
     DirectoryMismatch,
@@ -68,11 +74,14 @@ from tensorhub_p2p.protocol.messages import (
     Key,
     Message,
     Register,
+    Retraction,
     WholeMark,
 )
 
 MAX_PARKED = 1024
 """Requests for one key that wait for it to become warm."""
+MAX_LISTED = 256
+"""Registers that an owner lists of a writer, as messages.py has it."""
 MAX_DEPARTED = 10_000
 """Members that left the ring and are remembered, to tell who returns."""
 
@@ -89,21 +98,17 @@ class Refusal:
 class Admit:
     """Which writes an owner must not take."""
 
-    refusal: Callable[[Key, Mapping[Cell, Register], Register], Refusal | None]
+    refusal: Callable[[Key, Cells, Register], Refusal | None]
     """What forbids the register, given all the registers that the owner holds of the key."""
     is_conditional: Callable[[Key, Register], bool]
     """Whether that depends on what is held: only a warm owner can tell then."""
 
-    def __call__(
-        self, key: Key, held: Mapping[Cell, Register], register: Register
-    ) -> Refusal | None:
+    def __call__(self, key: Key, held: Cells, register: Register) -> Refusal | None:
         return self.refusal(key, held, register)
 
 
 admit_all = Admit(lambda _key, _held, _register: None, lambda _key, _register: False)
 """The policy that forbids nothing."""
-
-Post = Callable[[float, PeerId, Message], None]
 
 
 @dataclass
@@ -112,9 +117,12 @@ class KeyCopy:
 
     debts: Debts
     touched: float
-    cells: dict[Cell, Register] = field(default_factory=dict)
+    cells: Cells = field(default_factory=Cells)
     unjudged: dict[Cell, None] = field(default_factory=dict)
     """Conditional registers that came by a merge, with nobody asking for them here."""
+    crowd: tuple[int, int, bool] = (0, 0, False)
+    """For how many buckets it was judged last whether this one is crowded, holding how much, and
+    what came of it."""
     merge: int = 0
     """Number of the merge under way; an answer to an earlier one is stale."""
     asked: dict[PeerId, None] = field(default_factory=dict)
@@ -122,9 +130,6 @@ class KeyCopy:
     ask_at: float = 0.0
     parked: dict[tuple[PeerId, int], DirectoryRead | DirectoryWrite] = field(default_factory=dict)
     """What waits until the key is warm, by asker and request."""
-
-    def registers(self) -> tuple[Register, ...]:
-        return tuple(self.cells.values())
 
 
 class Owner:
@@ -161,9 +166,7 @@ class Owner:
         self._warm_at: float | None = None
         self._notices: list[tuple[float, Key, Owners]] = []
         """Keys whose new owners are to be told that they exist: when, and whom."""
-        self._watchers: dict[Key, dict[PeerId, float]] = {}
-        self._changed: dict[Key, None] = {}
-        self._tell_at: float | None = None
+        self._watchers = Watchers(config, post)
         self._sweep_at: float | None = None
 
     def _is_member(self, peer: PeerId) -> bool:
@@ -187,10 +190,11 @@ class Owner:
             self._on_merged(now, sender, message)
         elif isinstance(message, DirectoryWatch):
             self._on_watch(now, sender, message)
+        elif isinstance(message, DirectoryCheck):
+            self._on_check(now, sender, message)
 
     def tick(self, now: float) -> None:
-        if self._tell_at is not None:
-            self._tell_watchers(now)
+        self._watchers.tick(now)
         if self._warm_at is not None and now >= self._warm_at:
             self._warm_due(now)
         while self._notices and self._notices[0][0] <= now:
@@ -202,14 +206,13 @@ class Owner:
 
     def next_wakeup(self) -> float | None:
         notice = self._notices[0][0] if self._notices else None
-        return earliest(self._tell_at, self._warm_at, notice, self._sweep_at)
+        return earliest(self._watchers.next_wakeup(), self._warm_at, notice, self._sweep_at)
 
     # -- requests --
 
     def _on_write(self, now: float, sender: PeerId, message: DirectoryWrite) -> None:
         register = message.register
-        by_nobody = register.writer == NOBODY and isinstance(register.value, WholeMark)
-        if register.writer != sender and not by_nobody:
+        if register.writer != sender and not self._is_mark(register):
             return
         held = self._serving(now, sender, message)
         if held is None:
@@ -226,7 +229,36 @@ class Owner:
                 return
             held.unjudged.pop(register.cell, None)
             self._store(now, message.key, held, (register,))
-        self._post(now, sender, DirectoryWritten(message.request))
+        if message.request:
+            self._post(now, sender, self._written(message, held))
+
+    def _is_mark(self, register: Register) -> bool:
+        """Written by nobody in particular; anybody may."""
+        value = register.value
+        if isinstance(value, Buckets) and not is_valid(value.count, self._config.max_buckets):
+            return False
+        return register.writer == NOBODY and isinstance(value, (WholeMark, Retraction, Buckets))
+
+    def _written(self, message: DirectoryWrite, held: KeyCopy) -> DirectoryWritten:
+        """It is stored; what its writer should know of the key's buckets."""
+        key = message.key
+        if key.kind not in WIDE:
+            return DirectoryWritten(message.request)
+        cells = held.cells
+        buckets = cells.get((NOBODY, BUCKETS_NAME))
+        count = max(message.buckets, count_in((buckets,) if buckets is not None else ()))
+        return DirectoryWritten(message.request, self._is_crowded(key, held, count), count)
+
+    def _is_crowded(self, key: Key, held: KeyCopy, count: int) -> bool:
+        """Judged anew only when enough has come or gone, as it means to look at all of it."""
+        most, standing = self._config.bucket_registers, held.cells.standing
+        if standing <= most:
+            return False
+        before, then, crowded = held.crowd
+        if before != count or abs(standing - then) > most // 8:
+            crowded = is_crowded(key, held.cells.values(), count, most)
+            held.crowd = (count, standing, crowded)
+        return crowded
 
     def _is_settled(self, held: KeyCopy, register: Register) -> bool:
         """Whether this write was taken before, or is superseded."""
@@ -236,12 +268,16 @@ class Owner:
         return register.order < before.order or register.cell not in held.unjudged
 
     def _judge(self, key: Key, held: KeyCopy, register: Register) -> Refusal | None:
-        cells = held.cells
-        before = cells.get(register.cell)
+        before = held.cells.get(register.cell)
         if before is not None and before.order == register.order:
             # It came by a merge: it must not speak for itself.
-            cells = {cell: other for cell, other in cells.items() if cell != register.cell}
-        refusal = self._admit(key, cells, register)
+            total = len(held.cells)
+            held.cells.drop(before.cell)
+            refusal = self._admit(key, held.cells, register)
+            held.cells.merge(0.0, (before,))
+            self._count += len(held.cells) - total
+            return refusal
+        refusal = self._admit(key, held.cells, register)
         return self._room(held) if refusal is None and before is None else refusal
 
     def _park(self, sender: PeerId, message: DirectoryRead | DirectoryWrite, held: KeyCopy) -> None:
@@ -253,7 +289,7 @@ class Owner:
         if held is None:
             return
         warm = held.debts.warm
-        self._post(now, sender, DirectoryValue(message.request, held.registers(), not warm))
+        self._post(now, sender, DirectoryValue(message.request, held.cells.registers(), not warm))
         if not warm:
             self._park(sender, message, held)
 
@@ -305,18 +341,10 @@ class Owner:
 
     def _store(self, now: float, key: Key, held: KeyCopy, registers: tuple[Register, ...]) -> None:
         before = len(held.cells)
-        risen = merge(held.cells, registers)
-        pruned = 0
-        if any(isinstance(register.value, WholeMark) for register in registers):
-            pruned += prune_marks(held.cells)
-        if any(register.value is None for register in registers):
-            pruned += prune_pins(held.cells)
-        if pruned:
+        if held.cells.merge(now, registers):
             held.unjudged = {cell: None for cell in held.unjudged if cell in held.cells}
+            self._watchers.changed(now, key)
         self._count += len(held.cells) - before
-        if risen and key in self._watchers:
-            self._changed[key] = None
-            self._tell_at = now if self._tell_at is None else self._tell_at
 
     def _disagree(self, now: float, sender: PeerId, request: int, *, abroad: bool = False) -> None:
         """Tell the sender that we take others for the owners, and see why."""
@@ -330,34 +358,43 @@ class Owner:
     # -- watching --
 
     def _on_watch(self, now: float, sender: PeerId, message: DirectoryWatch) -> None:
-        watchers = self._watchers.setdefault(message.key, {})
-        if message.seconds > 0:
-            seconds = min(message.seconds, 2 * self._config.watch_seconds)
-            if sender in watchers or len(watchers) < self._config.max_watchers:
-                watchers[sender] = now + seconds
-        else:
-            watchers.pop(sender, None)
-        if not watchers or len(self._watchers) > self._config.max_keys:
-            del self._watchers[message.key]
+        held = self._held.get(message.key)
+        is_sound = held is not None and held.debts.warm and self.me in held.debts.served
+        self._watchers.watch(
+            now, sender, message, held.cells.fingerprint if held is not None and is_sound else 0
+        )
 
-    def _tell_watchers(self, now: float) -> None:
-        changed, self._changed, self._tell_at = self._changed, {}, None
-        for key in changed:
-            for peer, until in list(self._watchers.get(key, {}).items()):
-                if now < until:
-                    self._post(now, peer, DirectoryChanged(key))
+    # -- comparing --
+
+    def _on_check(self, now: float, sender: PeerId, message: DirectoryCheck) -> None:
+        """A writer says what should be here of it: silence says yes."""
+        key = message.key
+        owners = self.owners(key)
+        if self.me not in owners or message.owners_hash != owners_hash(owners):
+            self._see_why(sender, abroad=False)
+            return
+        held = self._held.get(key)
+        if held is not None:
+            held.touched = now
+            if held.cells.print_by(sender) == message.fingerprint:
+                return
+        live = held.cells.live_by(sender)[-MAX_LISTED:] if held is not None else []
+        if live or message.fingerprint:
+            listed = tuple((r.name, r.generation, r.sequence) for r in live)
+            self._post(now, sender, DirectoryLacks(key, listed))
 
     # -- warming --
 
-    def ring_changed(self, now: float, ring: Ring) -> None:
-        """The ring has other members."""
+    def ring_changed(self, now: float, ring: Ring) -> bool:
+        """The ring has other members. Whether some of them were members before, and not since."""
         before, self.ring = self.ring, ring
         members = frozenset(ring.members)
         if ring is before:
-            return
+            return False
         alone = all(member == self.me for member in before.members)
         added = [m for m in ring.members if m not in self._members]
         returned = [m for m in added if m in self._departed]
+        somebody_returned = bool(returned)
         for member in before.members:
             if member not in members:
                 self._departed[member] = None
@@ -374,6 +411,7 @@ class Owner:
         for key, held in self._held.items():
             lapse = None if alone else now + self._config.returned_seconds
             self._reown(now, key, held, others, lapse)
+        return somebody_returned
 
     def was_absent(self, now: float) -> None:
         """The others may have gone on without this peer, and with another ring."""
@@ -428,7 +466,11 @@ class Owner:
         """Ask those whose answers are wanted and who weren't asked in this round."""
         reachable = self._reachable
         if held.debts.settle(now, reachable):
-            self._warmed(now, key, held)
+            if held.debts.closed:
+                # It owes nothing yet: what its successor took is owed once it reopens.
+                self._warm_later(key, held, max(now, held.debts.reopen_at))
+            else:
+                self._warmed(now, key, held)
             return
         if not held.merge:
             self._last_merge += 1
@@ -480,7 +522,7 @@ class Owner:
         debts = (
             held.debts if held else self._past.debts(self.me, key, self._config.replicas, owners)
         )
-        registers = held.registers() if held else ()
+        registers = held.cells.registers() if held else ()
         sets = (owners, *debts.owed)
         self._post(now, sender, DirectoryMerged(message.request, registers, sets))
 
@@ -506,19 +548,16 @@ class Owner:
         gone = frozenset(writers)
         for held in self._held.values():
             for cell in [cell for cell in held.cells if cell[0] in gone]:
-                del held.cells[cell]
+                held.cells.drop(cell)
                 held.unjudged.pop(cell, None)
                 self._count -= 1
 
     def _sweep(self, now: float) -> None:
         """Drop lapsed watches, keys with nothing in them, and what was handed over long ago."""
         self._sweep_at = now + self._config.watch_seconds
-        for key, watchers in list(self._watchers.items()):
-            for peer in [peer for peer, until in watchers.items() if until <= now]:
-                del watchers[peer]
-            if not watchers:
-                del self._watchers[key]
+        self._watchers.sweep(now)
         for key, held in list(self._held.items()):
+            self._count -= held.cells.forget_withdrawn(now - self._config.keep_former_seconds)
             idle = now - held.touched
             former = self.me not in held.debts.served
             if (former and idle > self._config.keep_former_seconds) or (

@@ -39,6 +39,12 @@ class Request:
     """Repair: nobody waits for it, and its end is no event."""
     before: Register | None = None
     """What the own register was before this write."""
+    buckets: int = 1
+    """Over how many the key is spread, as far as its writer is sure."""
+    known: dict[PeerId, int] = field(default_factory=dict)
+    """By owner that acknowledged a write: of how many buckets it knows."""
+    crowded: bool = False
+    """Some owner says that this bucket is."""
     owners: Owners = ()
     answers: dict[PeerId, tuple[Register, ...]] = field(default_factory=dict)
     """By owner; an acknowledged write has no registers."""
@@ -60,7 +66,8 @@ class Request:
         seal = owners_hash(self.owners)
         if self.register is None:
             return DirectoryRead(self.number, self.key, seal)
-        return DirectoryWrite(self.number, self.key, seal, self.register)
+        register, buckets = self.register, self.buckets
+        return DirectoryWrite(self.number, self.key, seal, register, buckets=buckets)
 
     def answer(self, sender: PeerId, registers: tuple[Register, ...] = ()) -> None:
         if sender in self.owners:
@@ -77,6 +84,16 @@ class Request:
     @property
     def done(self) -> bool:
         return bool(self.owners) and len(self.answers) >= majority(len(self.owners))
+
+    @property
+    def sure_buckets(self) -> int:
+        """So many buckets are known to every owner that acknowledged: a majority, once done."""
+        return min((self.known.get(peer, 1) for peer in self.answers), default=1)
+
+    @property
+    def due(self) -> float:
+        """When to ask again, or to end it."""
+        return min(self.retry_at, self.deadline)
 
     def unanswered(self) -> Owners:
         """Owners to ask (again)."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
+from tensorhub_p2p.protocol.directory.registers import Mark
 from tensorhub_p2p.protocol.identity import Group, PeerId, Slot
-from tensorhub_p2p.protocol.messages import Key, Register, Value, WholeMark
+from tensorhub_p2p.protocol.messages import Key, Register, Value
 
 Registers = tuple[Register, ...]
 Enough = Callable[[Registers], bool]
@@ -45,11 +46,13 @@ class Records(Protocol):
         key: Key,
         then: Callable[[float, Registers], None],
         enough: Enough | None = None,
+        near: str = "",
     ) -> int:
         """Read from R owners; withdrawn registers are left out. Returns a number to cancel by.
 
         With `enough`, and if it says no: together with what the other zones hold that have the
-        model, and answer in time.
+        model, and answer in time. With `near`, the name of a replica: what of a key with very many
+        writers lies together with that replica's records (buckets.py); not all of it then.
         """
 
     def write(
@@ -72,11 +75,18 @@ class Records(Protocol):
         self,
         now: float,
         key: Key,
-        value: WholeMark,
+        value: Mark,
         then: Callable[[float, Refused | None], None],
         zone: str = "",
     ) -> int:
         """Write a mark that belongs to nobody to W owners (in that `zone`)."""
+
+    def forget(self, now: float, key: Key, name: str) -> None:
+        """Nobody needs any more what the own register `name` says (in the own zone).
+
+        It is withdrawn in a while, unless it is written again before; its writer may be gone
+        by then.
+        """
 
     def cancel(self, request: int) -> None:
         """Forget a request: its `then` is not called any more."""
@@ -118,6 +128,10 @@ def holders_key(model: str, shard: int) -> Key:
     return Key("holders", model, str(shard))
 
 
+def retains_key(model: str) -> Key:
+    return Key("retains", model)
+
+
 def group_key(group: Group) -> Key:
     return Key("group", group.model, group.replica)
 
@@ -125,6 +139,11 @@ def group_key(group: Group) -> Key:
 def fence_name(group: Group) -> str:
     """The name of the register that tells the owners of the versions key of a generation."""
     return f"generation/{group.replica}"
+
+
+def floor_name(group: Group) -> str:
+    """The name of the register that keeps a group's floor, at the group's key."""
+    return f"floor/{group.replica}"
 
 
 def slot_name(slot: Slot) -> str:

@@ -7,86 +7,63 @@ Theory of operation. Each register is a cell (writer, name) that only its writer
 ordered by (generation, sequence). Merging two copies of a key is the maximum per cell:
 commutative, associative and idempotent, so copies can be merged in any order, any number
 of times, and lost or repeated messages do no harm (a state-based CRDT, Shapiro et al. 2011).
-Withdrawing is a register without a value and of a higher order. It is kept, so that an
-older copy from elsewhere can't bring the value back.
+Withdrawing is a register without a value and of a higher order. It is kept for a while, so
+that an older copy from elsewhere can't bring the value back.
 
-Bounds. `WholeMark`s belong to nobody and are never withdrawn: the newest `marks_kept` are
-kept, and of the older ones those whose publication another register still names. Of withdrawn
-pins the last `PINS_KEPT` or more: many of their writers are of other zones, where nobody here
-hears of their deaths. An older copy could bring such a pin back, and hold a withdrawal up.
+*Marks* (`WholeMark`, `Retraction`, `Buckets`) belong to nobody and are never withdrawn: all write
+the same, or, of `Buckets`, the highest number counts.
+
+Two copies are compared by a *fingerprint*: the XOR of the prints of what was written by peers
+and not withdrawn. So a copy that still has, or lacks, what only matters for a while is no other
+one; and it can be kept in step, register by register.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tensorhub_p2p.protocol.identity import NOBODY, PeerId, Publication
-from tensorhub_p2p.protocol.messages import HolderRecord, Pin, Register, VersionRecord, WholeMark
+from mmh3 import hash64
+
+from tensorhub_p2p.protocol.identity import NOBODY, PeerId
+from tensorhub_p2p.protocol.messages import Buckets, Register, Retraction, WholeMark
 
 Cell = tuple[PeerId, str]
-MARKS_KEPT = 32
-PINS_KEPT = 1024
+Mark = WholeMark | Retraction | Buckets
 PIN_NAME = "pin/"
 """How the names of registers that hold pins begin."""
+BUCKETS_NAME = "buckets"
+_BITS = (1 << 63) - 1
 
 
-def of_mark(mark: WholeMark) -> Register:
+def of_mark(mark: Mark) -> Register:
     """The register of a mark: the same one, whoever writes it."""
+    if isinstance(mark, Retraction):
+        return Register(NOBODY, f"retracted:{mark.epoch}.{mark.version}", 0, 1, mark)
+    if isinstance(mark, Buckets):
+        return Register(NOBODY, BUCKETS_NAME, mark.count, 1, mark)
     name = f"whole:{mark.publication!r}"
     return Register(NOBODY, name, mark.publication.generation.counter, 1, mark)
 
 
-def merge(cells: dict[Cell, Register], registers: Iterable[Register]) -> int:
-    """Take the maximum per cell into `cells`, what rose last at the end; how many cells rose."""
-    risen = 0
+def merge(cells: dict[Cell, Register], registers: Iterable[Register]) -> None:
+    """Take the maximum per cell into `cells`."""
     for register in registers:
         held = cells.get(register.cell)
         if held is None or register.order > held.order:
-            cells.pop(register.cell, None)
             cells[register.cell] = register
-            risen += 1
-    return risen
 
 
-def prune_marks(cells: dict[Cell, Register], kept: int = MARKS_KEPT) -> int:
-    """Drop marks of old publications that nothing names any more; returns how many.
-
-    They are looked at once there are twice as many as are kept, so that the cost spreads.
-    """
-    marks = [
-        (value.publication, cell)
-        for cell, register in cells.items()
-        if isinstance(value := register.value, WholeMark)
-    ]
-    if len(marks) <= 2 * kept:
+def print_of(register: Register) -> int:
+    """63 bits that tell this register from others; 0 for one that doesn't count."""
+    if register.value is None or register.writer == NOBODY:
         return 0
-    marks.sort()
-    named = _named(cells.values())
-    dropped = [cell for publication, cell in marks[:-kept] if publication not in named]
-    for cell in dropped:
-        del cells[cell]
-    return len(dropped)
+    text = f"{register.writer}\0{register.name}\0{register.generation}\0{register.sequence}"
+    return hash64(text, 3, True, signed=False)[0] & _BITS
 
 
-def prune_pins(cells: dict[Cell, Register], kept: int = PINS_KEPT) -> int:
-    """Drop withdrawn pins, the longest withdrawn first, once there are twice as many; how many."""
-    if len(cells) <= 2 * kept:
-        return 0
-    withdrawn = [
-        cell
-        for cell, register in cells.items()
-        if register.value is None and register.name.startswith(PIN_NAME)
-    ]
-    if len(withdrawn) <= 2 * kept:
-        return 0
-    for cell in withdrawn[:-kept]:
-        del cells[cell]
-    return len(withdrawn) - kept
-
-
-def _named(registers: Iterable[Register]) -> set[Publication]:
-    return {
-        register.value.publication
-        for register in registers
-        if isinstance(register.value, (VersionRecord, HolderRecord, Pin))
-    }
+def fingerprint(registers: Iterable[Register]) -> int:
+    """Of all these together, in whatever order."""
+    total = 0
+    for register in registers:
+        total ^= print_of(register)
+    return total

@@ -46,9 +46,10 @@ Where it is not enough. A write can be missed by a warm owner when
 - it was made on the other side of a partition, and its owners there stay silent for
   `returned_seconds` after they came back: a silent peer may not stop others (G8).
 
-Live writers write their registers again within `rewrite_jitter` when they see a key's
-owners change, and at each `repair_interval`: what such a gap hides comes back then, except
-registers of the dead. Until then a read, or the judgement of a conditional write, can miss it.
+Live writers compare what they wrote with what new owners hold, within `rewrite_jitter` when they
+see a key's owners change, and with all owners at each `repair_interval`: what such a gap hides
+comes back then, except registers of the dead. Until then a read, or the judgement of a
+conditional write, can miss it.
 """
 
 from __future__ import annotations

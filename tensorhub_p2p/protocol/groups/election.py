@@ -45,6 +45,7 @@ from tensorhub_p2p.protocol.directory.records import (
 )
 from tensorhub_p2p.protocol.groups.candidate import Candidate
 from tensorhub_p2p.protocol.groups.claims import lost_member, members_in, newest_generation
+from tensorhub_p2p.protocol.groups.floors import floor_on_record
 from tensorhub_p2p.protocol.groups.selection import NO_FLOOR
 from tensorhub_p2p.protocol.identity import Generation, Member, PeerId, Slot
 from tensorhub_p2p.protocol.machine import Event, Outbox
@@ -108,7 +109,8 @@ class Election:
         """The last generation in force here; `broken` says that it no longer is."""
         self.broken = False
         self.floor = NO_FLOOR
-        """(epoch, version) of the group's last answer here; kept by whoever runs the calls."""
+        """(epoch, version) of the group's last answer, as far as it is known here; kept by whoever
+        runs the calls, and raised by what is on record."""
         self.outbox = Outbox()
         self._claim = 0
         """The counter of our established claim; 0 for none."""
@@ -204,6 +206,7 @@ class Election:
             elif doubted:
                 self._break("a higher generation exists")
         elif self.state is ElectionState.GATHERING:
+            self.floor = max(self.floor, floor_on_record(registers))
             self._stand(now, members, newest)
 
     def _stand(
@@ -400,7 +403,8 @@ class Election:
         if self._retry_at is None or now < self._retry_at:
             return
         if self.state is ElectionState.GATHERING:
-            self._retry_at = now + PATIENCE * self._config.retry_interval
+            # The key is watched: that the missing ones came is told.
+            self._retry_at = now + self._config.look_interval
             self._claims.look(now)
         elif (
             self.state is ElectionState.PROPOSING

@@ -18,6 +18,7 @@ from tensorhub_p2p.errors import GroupBroken, TensorHubError
 from tensorhub_p2p.protocol.directory.records import Liveness, Records
 from tensorhub_p2p.protocol.groups.calls import CallAnswered, CallFailed, CallMember
 from tensorhub_p2p.protocol.groups.election import Election, GenerationBroken
+from tensorhub_p2p.protocol.groups.floors import FloorKeeper
 from tensorhub_p2p.protocol.groups.generation_gate import GenerationGate
 from tensorhub_p2p.protocol.groups.leading import CallLeader
 from tensorhub_p2p.protocol.groups.notices import Notices
@@ -67,6 +68,7 @@ class GroupPart:
         """The last answer to a call, and the generation that gave it, until it is finished."""
         self._slot = slot
         self._config = config
+        self._records = records
         self._gate = GenerationGate(slot, self.election, outbox)
 
     def receive(
@@ -96,7 +98,8 @@ class GroupPart:
         self.election.floor = self.calls.floor
         self.resolver.generation = record.generation
         if record.leader == self._slot.shard:
-            self.leader = CallLeader(self._slot, record, self.resolver, self._config)
+            floors = FloorKeeper(self._slot.group, record.generation, self._records, self._config)
+            self.leader = CallLeader(self._slot, record, self.resolver, self._config, floors)
 
     def broke(self, now: float, event: GenerationBroken) -> None:
         self.notices.generation_ended(event.record, event.why)

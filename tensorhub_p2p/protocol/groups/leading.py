@@ -21,8 +21,8 @@ else after a timeout, as long as nothing is decided: its verbs in one call are n
 has its turn once nobody waits with the earlier question any more.
 
 The floor is the highest of the generation's and of what each member said last that its own
-is. A member may say so when the question is being resolved, or its answer recorded; then
-that begins anew.
+is; once all are done with a call, it is put on record (floors.py). A member may say so when the
+question is being resolved, or its answer recorded; then that begins anew.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from typing import Protocol
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.groups.calls import falls_below, head
+from tensorhub_p2p.protocol.groups.floors import FloorKeeper
 from tensorhub_p2p.protocol.groups.selection import Floor
 from tensorhub_p2p.protocol.identity import PeerId, Slot
-from tensorhub_p2p.protocol.machine import Outbox
+from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.messages import (
     CallAsk,
     CallDecided,
@@ -104,6 +105,7 @@ class CallLeader:
         record: GenerationRecord,
         resolver: Resolver,
         config: GroupConfig,
+        floors: FloorKeeper | None = None,
     ) -> None:
         self.slot = slot
         self.record = record
@@ -129,11 +131,18 @@ class CallLeader:
         self._retry_at: float | None = None
         self._resolver = resolver
         self._config = config
+        self._keeper = floors
+        """Puts the floor on record; None: nobody does."""
 
     def stop(self, now: float) -> None:
         """The next generation was formed, or the handle closes."""
         self._resolver.stop(now)
         self._retry_at = None
+        if self._keeper is not None:
+            if self.state is LeaderState.DECIDED and self._heard and self._decision is not None:
+                # Some member has it, and nobody can void it any more.
+                self._keeper.keep(now, self._decision.publication.order)
+            self._keeper.stop(now)
 
     def broke(self, now: float) -> None:
         """The generation broke: end the pin; decide nothing more, but tell what was decided.
@@ -220,6 +229,8 @@ class CallLeader:
         elif self.state is LeaderState.DECIDED:
             assert self._decision is not None
             self.floor = max(self.floor, self._decision.publication.order)
+            if self._keeper is not None:
+                self._keeper.keep(now, self.floor)
             self._next(now)
         else:
             self._next(now)
@@ -311,9 +322,12 @@ class CallLeader:
     def tick(self, now: float) -> None:
         if self._retry_at is not None and now >= self._retry_at:
             self._repeat(now)
+        if self._keeper is not None:
+            self._keeper.tick(now)
 
     def next_wakeup(self) -> float | None:
-        return self._retry_at
+        keeper = self._keeper.next_wakeup() if self._keeper is not None else None
+        return earliest(self._retry_at, keeper)
 
     def waiting_for(self) -> str:
         """For the error of whoever runs into a deadline."""

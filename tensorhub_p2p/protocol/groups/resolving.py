@@ -20,10 +20,11 @@ and pin are written where the publication is covered: in the own zone if it is t
 checked there alone; but in another one if the own zone's holders are silent and that one's
 are not.
 
-A call that waits is woken by a change of the key, and by news of another zone. Besides, it
-looks again every second; at other zones at growing pauses, of `LONGEST_REST` at most, since
-hundreds of groups may wait for what one zone will publish. What it notices only then: that
-somebody is back, or has again what its zone never ceased to name.
+A call that waits is woken by a change of the key, by the return of a member of the own zone, and
+by news of another zone. Besides, it looks again at growing pauses, of `LONGEST_REST` at most,
+since thousands of groups may wait for what one trainer will publish. What it notices only then:
+that somebody is back in another zone, or has again what its zone never ceased to name; and, where
+more watch a key than its owners tell (`max_watchers`), any change.
 
 A refusal, of mark or pin, or a holder lost at the last moment, sends it back to READING,
 without the pin: it must not hold back those who withdraw.
@@ -31,7 +32,6 @@ without the pin: it must not hold back those who withdraw.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from enum import Enum
 
@@ -64,7 +64,7 @@ from tensorhub_p2p.protocol.identity import Generation, Publication, Slot
 from tensorhub_p2p.protocol.messages import Decision, Pin, Question, WholeMark
 
 LONGEST_REST = 8.0
-"""Seconds between two looks at other zones without any news."""
+"""Seconds between two looks without any news."""
 
 
 class ResolverState(Enum):
@@ -107,10 +107,8 @@ class DirectoryResolver:
         self._near: dict[Publication, Holding] | None = None
         """What the own zone's responsive peers hold, if that was asked for since the reading
         began; else there is no other zone to choose."""
-        self._rests = False
-        """Other zones are left alone in this reading, unless they surely have an answer."""
         self._rest = 0.0
-        self._rests_until = -math.inf
+        """Seconds until the next look, if nothing happens before."""
         self._pinned = False
         self._watch: int | None = None
         self._retry_at: float | None = None
@@ -135,8 +133,7 @@ class DirectoryResolver:
         if self._watch is None:
             self._watch = self._records.watch(now, self._key, self._changed)
         self._rest = 4 * self._config.retry_interval
-        self._wake(now)
-        self._enter_reading(now + 4 * self._config.retry_interval)
+        self._enter_reading(now + self._rest)
         # Fresh: what was read before this call began does not answer it (G5).
         self._inquiry.look_anew(now, self._is_enough)
 
@@ -157,16 +154,10 @@ class DirectoryResolver:
 
     def _changed(self, now: float) -> None:
         if self.state is ResolverState.READING:
-            self._wake(now)
             self._read(now)
 
-    def _wake(self, now: float) -> None:
-        """Look at other zones in this reading, and not in those that follow soon."""
-        self._rests = False
-        self._rests_until = now + self._rest
-
     def _read(self, now: float) -> None:
-        self._enter_reading(now + 4 * self._config.retry_interval)
+        self._enter_reading(now + self._rest)
         self._inquiry.look(now, self._is_enough)
 
     def _enter_reading(self, retry_at: float) -> None:
@@ -184,9 +175,8 @@ class DirectoryResolver:
             return True
         self._near = holdings(registers, self._liveness.is_gone)
         answer = select(self._question, self._near, self._floor)
-        if answer is None:
-            return self._rests
-        return stands(self._question, answer, self._records.elsewhere(self.slot.group.model))
+        elsewhere = self._records.elsewhere(self.slot.group.model)
+        return answer is not None and stands(self._question, answer, elsewhere)
 
     def _on_registers(self, now: float, registers: Registers) -> None:
         if self._question is None:
@@ -198,18 +188,12 @@ class DirectoryResolver:
             self._select(now, self._question, found)
 
     def _select(self, now: float, question: Question, found: dict[Publication, Holding]) -> None:
-        if not self._rests:
-            self.exists = describe(found)
+        self.exists = describe(found)
         answer = select(question, found, self._floor)
         if answer is None:
             return
         near = self._near.get(answer.publication) if self._near is not None else answer
         near_is_read = near is not None and near.covered
-        if self._rests and not near_is_read:
-            # Only silent peers have it here: perhaps others have, elsewhere.
-            self._wake(now)
-            self._read(now)
-            return
         self._retry_at = None
         self._answer = answer
         zone, home = self._liveness.zone, self._liveness.home
@@ -265,7 +249,7 @@ class DirectoryResolver:
     def _again(self, now: float) -> None:
         """The owners refused, or know better: look again, but not in a tight loop."""
         self._unpin(now)
-        self._rest, self._rests_until = 2 * self._config.retry_interval, now
+        self._rest = 2 * self._config.retry_interval
         self._enter_reading(now + self._config.retry_interval)
 
     def _write_pins(
@@ -289,10 +273,7 @@ class DirectoryResolver:
 
     def tick(self, now: float) -> None:
         if self._retry_at is not None and now >= self._retry_at:
-            self._rests = now < self._rests_until
-            if not self._rests:
-                self._rest = min(2 * self._rest, LONGEST_REST)
-                self._wake(now)
+            self._rest = min(2 * self._rest, LONGEST_REST)
             self._read(now)
 
     def next_wakeup(self) -> float | None:

@@ -5,8 +5,9 @@ Rules of this file. Pure functions over registers; nothing here sends, waits or 
 A publication is *whole* once every shard of the publishing replica was ready at the same
 time (G3): somebody marked it, or a holder says it was, or the registers show it now. It is
 *covered* when each shard is ready at some reachable holder. Only a whole and covered
-publication answers a question. Where several publications of one version are whole, the
-lowest one does: data-parallel trainers publish the same bytes side by side.
+publication answers a question, and none whose version was retracted. Where several publications
+of one version are whole, the lowest one does: data-parallel trainers publish the same bytes side
+by side.
 
 The registers may be those of several zones. `stands` says when the own zone's answer needs no
 look at the others, `places` in which zones a publication has to be pinned.
@@ -19,8 +20,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tensorhub_p2p.protocol.directory.records import Registers, values
-from tensorhub_p2p.protocol.identity import PeerId, Publication
-from tensorhub_p2p.protocol.messages import Decision, Phase, Question, VersionRecord, WholeMark
+from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
+from tensorhub_p2p.protocol.messages import (
+    Decision,
+    Phase,
+    Question,
+    Retraction,
+    VersionRecord,
+    WholeMark,
+)
 
 _SELECTOR = re.compile(r"latest(-([0-9]{1,9}))?|(>)?([0-9]{1,18})")
 Floor = tuple[int, int]
@@ -56,6 +64,21 @@ def newer_than(version: int) -> str:
     return f">{version}"
 
 
+@dataclass(frozen=True)
+class Copy:
+    """All of one shard, at a reachable peer that means to stay (no spot one)."""
+
+    peer: PeerId
+    slot: Slot
+    """By which the peer holds it."""
+    offload: bool
+    """Kept for others, in host memory."""
+    live: bool
+    """The tensors of the replica that published it: they change when it goes on."""
+    withdrawing: bool
+    """The peer is about to give it up."""
+
+
 @dataclass
 class Holding:
     """What the registers say of one publication."""
@@ -72,10 +95,32 @@ class Holding:
     """By shard: reachable peers that have all of it."""
     slots: int = 0
     """Slots that hold it, in whole or in part."""
+    retracted: bool = False
+    """Its version is bad, and to be used by nobody."""
+    copies: dict[int, tuple[Copy, ...]] = field(default_factory=dict)
+    """By shard: what a withdrawal may count on, or ask for a promise."""
+    digests: dict[int, bytes] = field(default_factory=dict)
+    """By shard: the digest of its content, once the publisher has said it."""
 
     @property
     def covered(self) -> bool:
         return all(self.ready.get(shard) for shard in range(self.num_shards))
+
+    @property
+    def reliable(self) -> dict[int, set[PeerId]]:
+        """By shard: peers that have all of it, mean to stay, and don't withdraw."""
+        return {
+            shard: {copy.peer for copy in copies if not copy.withdrawing}
+            for shard, copies in self.copies.items()
+        }
+
+    @property
+    def safe(self) -> bool:
+        """Each shard is whole at a reliable holder, other than in the publisher's live tensors."""
+        return all(
+            any(not copy.live and not copy.withdrawing for copy in self.copies.get(shard, ()))
+            for shard in range(self.num_shards)
+        )
 
     def shards_in(self, zone: str, zone_of: Callable[[PeerId], str]) -> frozenset[int]:
         """The shards that are ready at holders in this zone."""
@@ -106,20 +151,35 @@ def holdings(registers: Registers, is_gone: Callable[[PeerId], bool]) -> dict[Pu
             holding.whole = holding.marked = True
         if is_gone(register.writer) or record.phase is Phase.HIDDEN:
             continue
-        holding.slots += 1
-        if record.phase is Phase.READY:
-            holding.ready.setdefault(record.slot.shard, set()).add(register.writer)
-            own = record.slot.group.replica == publication.replica
-            if own and record.generation == publication.generation:
-                holding.publishing.add(record.slot.shard)
+        _count(holding, register.writer, record)
+    retracted = {(bad.epoch, bad.version) for _, bad in values(registers, Retraction)}
     for holding in found.values():
         holding.whole = holding.whole or len(holding.publishing) == holding.num_shards
+        holding.retracted = holding.publication.order in retracted
     return found
+
+
+def _count(holding: Holding, writer: PeerId, record: VersionRecord) -> None:
+    """One slot that holds the publication, at a reachable peer."""
+    shard = record.slot.shard
+    own = record.slot.group.replica == holding.publication.replica
+    holding.slots += 1
+    if record.phase is Phase.READY:
+        holding.ready.setdefault(shard, set()).add(writer)
+        if own and record.generation == holding.publication.generation:
+            holding.publishing.add(shard)
+    if record.phase is not Phase.PARTIAL and not record.spot:
+        withdrawing = record.phase is Phase.WITHDRAWING
+        live = own and not record.offload
+        copy = Copy(writer, record.slot, record.offload, live, withdrawing)
+        holding.copies[shard] = (*holding.copies.get(shard, ()), copy)
+    if own and record.digests:
+        holding.digests[shard] = record.digests
 
 
 def select(question: Question, found: dict[Publication, Holding], floor: Floor) -> Holding | None:
     """The holding that answers the question now, or None while nothing does."""
-    usable = [h for h in found.values() if h.whole and h.covered]
+    usable = [h for h in found.values() if h.whole and h.covered and not h.retracted]
     match = _SELECTOR.fullmatch(question.selector)
     if not usable or match is None:
         return None
@@ -195,6 +255,19 @@ def places(
     return needed
 
 
+def contradicted_by(
+    found: Mapping[Publication, Holding], publication: Publication
+) -> Publication | None:
+    """A lower publication of the version with other bytes, if there is one: that one stands."""
+    mine = found[publication].digests if publication in found else {}
+    for other, holding in found.items():
+        if other.order == publication.order and other < publication:
+            both = mine.keys() & holding.digests.keys()
+            if any(mine[shard] != holding.digests[shard] for shard in both):
+                return other
+    return None
+
+
 def decision_of(holding: Holding) -> Decision:
     return Decision(holding.publication, holding.num_shards)
 
@@ -203,13 +276,15 @@ def describe(found: dict[Publication, Holding]) -> str:
     """What exists, for the error of a question that nothing answers."""
     held = [holding for holding in found.values() if holding.slots]
     if not held:
-        newest = max((h.publication for h in found.values() if h.whole), default=None)
+        whole = (h.publication for h in found.values() if h.whole and not h.retracted)
+        newest = max(whole, default=None)
         gone = f" any more; {newest} was the newest" if newest is not None else ""
         return f"nothing is published{gone}"
     lines = []
     for holding in sorted(held, key=lambda h: h.publication, reverse=True)[:MAX_DESCRIBED]:
         missing = [s for s in range(holding.num_shards) if not holding.ready.get(s)]
         state = "whole" if holding.whole else "not whole yet"
+        state = "retracted" if holding.retracted else state
         gap = f", no reachable holder of shard {', '.join(map(str, missing))}" if missing else ""
         lines.append(f"{holding.publication} ({state}{gap})")
     return "there is " + "; ".join(lines)

@@ -169,13 +169,20 @@ class SlotClaimer:
             self.state = SlotState.ESTABLISHING
             self._write(now, established=True)
 
-    def release(self, now: float) -> None:
-        """Give the slot back (the handle closes)."""
-        if self.state in HOLDING | CLAIMED:
-            self._release_claim(now)
+    def release(self, now: float, then: Callable[[float], None] | None = None) -> None:
+        """Give the slot back (the handle closes); `then` once W owners know that.
+
+        At once if there is nothing to give back.
+        """
+        told = then or (lambda _now: None)
+        gives_back = self.state in HOLDING | CLAIMED
+        if gives_back:
+            self._release_claim(now, told)
         self.state = SlotState.RELEASED
         self.rivals = {}
         self._retry_at = None
+        if not gives_back:
+            told(now)
 
     def check(self, now: float) -> None:
         """Re-read the key: were we replaced while we were thought dead?"""
@@ -220,7 +227,15 @@ class SlotClaimer:
             self._settle(now)
 
     def tick(self, now: float) -> None:
-        if self._retry_at is not None and now >= self._retry_at:
+        if self._retry_at is None or now < self._retry_at:
+            return
+        # Of the death of a peer that was never met here, nobody tells.
+        gone = [peer for peer in self.rivals if self._liveness.is_gone(peer)]
+        for peer in gone:
+            del self.rivals[peer]
+        if gone and not self.rivals:
+            self._settle(now)
+        else:
             self._challenge(now)
 
     def next_wakeup(self) -> float | None:
@@ -282,12 +297,12 @@ class SlotClaimer:
         claim = SlotClaim(self.slot.shard, self.num_shards, self.counter, established)
         self._put(now, claim, self._on_written)
 
-    def _release_claim(self, now: float) -> None:
+    def _release_claim(self, now: float, told: Callable[[float], None] = lambda _now: None) -> None:
         established = self.state in HOLDING
         claim = SlotClaim(
             self.slot.shard, self.num_shards, self.counter, established, released=True
         )
-        self._put(now, claim, lambda _now, _refused: None)
+        self._put(now, claim, lambda now, _refused: told(now))
 
     def _put(
         self, now: float, claim: SlotClaim, then: Callable[[float, Refused | None], None]

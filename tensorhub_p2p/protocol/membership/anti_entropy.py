@@ -23,9 +23,11 @@ difference, not the cluster. A peer compares
     after a pause    of its own (`hasten`): who knows what was missed
 
 Only who joins asks for a whole view: its hello is a `PushPull` that holds nothing but
-itself, and is answered in full. Other hellos are answered as briefly, and followed by a
-comparison if there was an answer: they go to strangers that write to us (they know this
-peer, which doesn't know them), to seeds, and to where dead members were.
+itself, and is answered in full. When many join at once, who has told enough names `NAMED`
+members that have been here for a while instead: who joins asks one of those (swim.py). Other
+hellos are answered as briefly, and followed by a comparison if there was an answer: they go to
+strangers that write to us (they know this peer, which doesn't know them), to seeds, and to where
+dead members were.
 
 A fingerprint covers all reachable members and this peer; 0 says nothing. What is held of
 the addressee, if it is held for gone, is said first, for it to refute.
@@ -37,8 +39,8 @@ Bounds: a view is bounded by the table. Strangers cause at most one hello each
 `gossip_interval`, mismatches and those that are back one comparison each `mismatch_interval`.
 In an interval of gossip at most `MAX_ANSWERS` digests are answered, as many peers asked because
 they took somebody else for an owner, and `MAX_TOLD` pieces told, the last view of them whole;
-beyond that digests stay unanswered, and replies just say who this is: a comparison follows. Of
-what was asked the latest `MAX_ASKED` are remembered.
+beyond that digests stay unanswered, and replies just say who this is: a comparison follows, or
+a question to those named. Of what was asked the latest `MAX_ASKED` are remembered.
 """
 
 from __future__ import annotations
@@ -53,13 +55,16 @@ from tensorhub_p2p.protocol.machine import Outbox
 from tensorhub_p2p.protocol.membership.hints import Hints
 from tensorhub_p2p.protocol.membership.members import PARTS, Members
 from tensorhub_p2p.protocol.membership.summaries import Summaries
-from tensorhub_p2p.protocol.messages import PushPull, PushPullReply, Rumour, ViewDigest
+from tensorhub_p2p.protocol.messages import PushPull, PushPullReply, Rumour, Status, ViewDigest
 
 SMALL_CLUSTER = 32
 """Up to here the interval is `push_pull_interval` (memberlist's pushPullScaleThreshold)."""
 MAX_ANSWERS = 4
 MAX_TOLD = 8192
 """Claims, hints and summaries; claims are mostly below 100 bytes."""
+NAMED = 4
+SETTLED = 1.0
+"""Seconds for which a member is known before others are sent to it: its own join is over."""
 MAX_ASKED = 1024
 ANSWER_INTERVALS = 10
 
@@ -183,6 +188,8 @@ class AntiEntropy:
         room = self._told.has_room(now)
         brief = (asked.hello and not asked.joining) or not room
         view = self._only_us(peer) if brief else self._view(asked.parts)
+        if brief and asked.joining:
+            view = (*view, *self._others(now, peer))
         hints = self._hints.newest() if room else ()
         summaries = self._summaries.newest() if room else ()
         self._told.use(len(view) + len(hints) + len(summaries))
@@ -228,6 +235,16 @@ class AntiEntropy:
         if held is None or self._members.is_reachable(peer):
             return own
         return (*own, Rumour(peer, *held))
+
+    def _others(self, now: float, peer: PeerId) -> tuple[Rumour, ...]:
+        """A few members at random, whom it may ask instead."""
+        drawn = (self._members.get(p) for p in self._members.sample(self._rng, 4 * NAMED, (peer,)))
+        settled = [
+            Rumour(view.peer_id, view.incarnation, view.status, view.info)
+            for view in drawn
+            if view is not None and view.status is Status.ALIVE and view.since <= now - SETTLED
+        ]
+        return tuple(settled[:NAMED])
 
     # -- reasons to compare --
 

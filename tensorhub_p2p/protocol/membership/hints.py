@@ -9,7 +9,15 @@ maximum, so order and repeats of what arrives don't matter. Versions only rise w
 lives. But one may be named that isn't there any more, or never was: of an earlier run of the
 same name, or by mistake; and all real ones would be lower. Owners admit no publication below
 one that exists, so who published is right: if a higher version than its own stood here for
-`STANDS` seconds, it takes the next revision, which begins anew everywhere.
+`STANDS` seconds, it takes the next revision, which beats any version in this zone.
+
+Only who publishes does so. Who just brought a copy may well have brought an old one; so in a zone
+that only reads the model, the wrong version stands. That costs a question: whoever looks for the
+latest in another zone asks that one too, and finds that it isn't there (speakers.py).
+
+Revisions go round, as counters of summaries do: after `MAX_REVISION` comes 0, and of two the one
+that is ahead by less than half the way is the higher. So whatever revision a hint bears there is a
+next one, and an absurd one freezes nothing. As there, revisions further apart have no order.
 
 Bounds: `max_hinted_models` models; hints of further ones, and revisions beyond `MAX_REVISION`,
 are dropped.
@@ -24,8 +32,8 @@ from tensorhub_p2p.protocol.messages import VersionHint
 
 STANDS = 60.0
 """Seconds; longer than a publisher may take to see that others published a higher version."""
-MAX_REVISION = 1 << 32
-"""No honest cluster comes that far; a higher one can't be raised on the wire for ever."""
+MAX_REVISION = (1 << 32) - 1
+REVISIONS = MAX_REVISION + 1
 
 
 class Hints:
@@ -49,9 +57,9 @@ class Hints:
         known = self._newest.get(hint.model)
         if known is None and len(self._newest) >= self._limit:
             return False
-        if known is not None and _order(hint) <= _order(known):
-            return False
         if hint.revision > MAX_REVISION:
+            return False
+        if known is not None and not _supersedes(hint, known):
             return False
         for each in (known, hint):
             if each is not None:
@@ -68,7 +76,7 @@ class Hints:
         revision = known.revision if known is not None else 0
         lower = known is not None and (epoch, version) < (known.epoch, known.version)
         if published and lower and now - self._since[model] >= STANDS:
-            revision += 1
+            revision = (revision + 1) % REVISIONS
         self.note(now, VersionHint(model, epoch, version, revision))
 
     def newest(self) -> tuple[VersionHint, ...]:
@@ -80,9 +88,12 @@ class Hints:
         return self._queue.take(budget, limit)
 
 
-def _order(hint: VersionHint) -> tuple[int, int, int]:
-    return (hint.revision, hint.epoch, hint.version)
+def _supersedes(new: VersionHint, known: VersionHint) -> bool:
+    if new.revision != known.revision:
+        return (new.revision - known.revision) % REVISIONS < REVISIONS // 2
+    return (new.epoch, new.version) > (known.epoch, known.version)
 
 
 def _fingerprint(hint: VersionHint) -> int:
-    return mmh3.hash64(f"{hint.model}/{_order(hint)}", signed=False)[0] >> 1
+    order = (hint.revision, hint.epoch, hint.version)
+    return mmh3.hash64(f"{hint.model}/{order}", signed=False)[0] >> 1

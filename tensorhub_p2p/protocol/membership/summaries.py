@@ -9,13 +9,21 @@ Counters go round: after `MAX_COUNTER` comes 1, and of two the one that is ahead
 the way is the higher. So whatever counter a summary has, its zone can write the next one, and
 an absurd one freezes nothing.
 Two peers of a zone may write one under the same counter, while neither has heard of the
-other: of those the one with the greater bytes wins, everywhere alike. Merging is a maximum,
-so order and repeats of what arrives don't matter. The fingerprint of what is known is the XOR
-of one hash per summary: it tells two peers whether they know the same.
+other: of those the one with the greater bytes wins, everywhere alike. Among summaries whose
+counters are within half the way of each other, as all are that a zone writes in a lifetime,
+merging is a maximum: order and repeats of what arrives don't matter. Counters further apart, which
+only forgers write, have no order: three of them may beat each other in turn, and go round among
+the peers for ever, as who knows the cluster's secret is trusted. The fingerprint of what is known
+is the XOR of one hash per summary: it tells two peers whether they know the same.
 
-Bounds: `max_zones` zones, those of further ones are dropped; `MAX_GATEWAYS` and
-`MAX_MODELS` entries and `MAX_SUMMARY_BYTES` bytes in a summary. A summary that is too large,
-or that names gateways of another zone, is dropped, and counted in `dropped`.
+A summary of a zone with no members is its *obituary*: nothing was heard of it for long
+(fading.py). It counts one further than the last summary, and is news like any other; so everyone
+takes the zone for gone alike, newcomers too. A zone that lives has counted further on, or does so
+when it hears of its obituary.
+
+Bounds: `max_zones` zones; a new one takes the place of one that is gone, and is dropped if there is
+none. `MAX_GATEWAYS` and `MAX_MODELS` entries and `MAX_SUMMARY_BYTES` bytes in a summary. A summary
+that is too large, or that names gateways of another zone, is dropped. What is dropped is counted.
 """
 
 from __future__ import annotations
@@ -41,8 +49,8 @@ MAX_COUNTER = 1 << 53
 class Summaries:
     """The newest summary of each zone, and what is still being spread of them."""
 
-    def __init__(self, limit: int) -> None:
-        self.dropped: Counter[str] = Counter()
+    def __init__(self, limit: int, dropped: Counter[str]) -> None:
+        self._dropped = dropped
         """Summaries that were not stored, by reason; old ones are no reason."""
         self.fingerprint = 0
         """Of all that is known, 63 bits; 0 if that is nothing."""
@@ -60,16 +68,28 @@ class Summaries:
         if known is not None and not _supersedes(summary, known):
             return False
         if not is_sound(summary):
-            self.dropped["malformed summary"] += 1
+            self._dropped["malformed summary"] += 1
             return False
-        if known is None and len(self._newest) >= self._limit:
-            self.dropped["too many zones"] += 1
+        if known is None and not self._make_room(summary):
+            self._dropped["summary of a zone beyond max_zones"] += 1
             return False
         for each in (known, summary):
             if each is not None:
                 self.fingerprint ^= _fingerprint(each)
         self._newest[summary.zone] = summary
         self._queue.put(summary.zone, summary)
+        return True
+
+    def _make_room(self, newcomer: ZoneSummary) -> bool:
+        """For a zone that is there, one that is gone is given up."""
+        if len(self._newest) < self._limit:
+            return True
+        gone = next((s for s in self._newest.values() if is_obituary(s)), None)
+        if gone is None or is_obituary(newcomer):
+            return False
+        del self._newest[gone.zone]
+        self._queue.drop(gone.zone)
+        self.fingerprint ^= _fingerprint(gone)
         return True
 
     def adopt(self, summary: ZoneSummary) -> None:
@@ -103,6 +123,16 @@ def _supersedes(new: ZoneSummary, known: ZoneSummary) -> bool:
     if new.counter != known.counter:
         return (new.counter - known.counter) % MAX_COUNTER < MAX_COUNTER // 2
     return new != known and msgspec.msgpack.encode(new) > msgspec.msgpack.encode(known)
+
+
+def obituary(last: ZoneSummary) -> ZoneSummary:
+    """What is said of a zone that says nothing any more; it still names whom to call."""
+    return ZoneSummary(last.zone, next_counter(last.counter), last.gateways, members=0)
+
+
+def is_obituary(summary: ZoneSummary) -> bool:
+    """Whether it says that the zone is gone. A zone's own summary counts its writer at least."""
+    return summary.members == 0
 
 
 def names_few(summary: ZoneSummary) -> bool:

@@ -113,7 +113,7 @@ class Swim:
         self._prober = Prober(config, rng, self._members, self._health)
         self._judge = Judge(info, config, self._members, self._prober, self._opinions, self.outbox)
         self._hints = Hints(config.max_hinted_models)
-        self._summaries = Summaries(config.max_zones)
+        self._summaries = Summaries(config.max_zones, self.dropped)
         self._seeds = Seeds(config, rng, self._members)
         self._gossip = Gossiper(
             self._own_claim,
@@ -138,6 +138,12 @@ class Swim:
             rng,
             self.outbox,
         )
+        self._found: PeerId | None = None
+        """Who answered at a seed, or where others of the cluster are."""
+        self._has_view = False
+        """Some member told its view, or there is none."""
+        self._sent_to = ""
+        """The address of the member that a busy one named last."""
         self._last_call: float | None = None
         self._planned: float | None = None
         self._responsive: tuple[PeerId, ...] | None = None
@@ -216,10 +222,19 @@ class Swim:
             self._finish(now)
 
     def note_contact(self, now: float, dialled: str, peer: PeerId) -> None:
-        """A peer of another zone answered at this address: the cluster is found."""
+        """A peer of another zone answered at this address: the cluster is found.
+
+        Those members that are known by now are asked for their view first, if none told it.
+        """
         self._notice_pause(now)
         self._seeds.note_elsewhere(dialled)
-        self._note_joined(now, dialled, peer)
+        self._note_found(dialled, peer)
+        if not self._members.num_reachable:
+            self._has_view = True
+        elif not self._has_view:
+            for member in self._members.sample(self._rng, 1):
+                self._ask_for_view(now, self._members.get(member))
+        self._may_have_joined(now)
         self._finish(now)
 
     def adopt(self, now: float, infos: Iterable[PeerInfo]) -> None:
@@ -240,7 +255,7 @@ class Swim:
         self._prober.adopt(now)
         self._judge.adopt(now)
         self._views.start(now)
-        self._seeds.joined = True
+        self._seeds.joined = self._has_view = True
         self._responsive = self._watched = None
         self._finish(now)
 
@@ -400,6 +415,9 @@ class Swim:
         self._hear_hints(now, message.hints)
         self._hear_summaries(message.summaries)
         self._views.reply(now, sender, message)
+        if not message.hello:
+            self._has_view = True
+            self._may_have_joined(now)
 
     def _on_push_pull_reply(self, now: float, sender: PeerId, message: PushPullReply) -> None:
         if not _is_sound(message, sender) or sender == self.me.peer_id:
@@ -412,9 +430,12 @@ class Swim:
         self._hear_hints(now, message.hints)
         self._hear_summaries(message.summaries)
         self._seeds.note_answer(message.dialled, sender)
-        self._note_joined(now, message.dialled, sender)
-        if message.hello:
+        self._note_found(message.dialled, sender)
+        if not message.hello:
+            self._has_view = True
+        elif self._has_view or not self._ask_another(now, message, sender):
             self._views.compare_with(sender)
+        self._may_have_joined(now)
 
     def _hear_view(self, now: float, view: Iterable[Rumour], sender: PeerId) -> None:
         """Whom it holds for dead, and this peer doesn't, is probed at once; a few of many."""
@@ -422,10 +443,32 @@ class Swim:
         for peer in accused[:PROBED_OF_A_VIEW]:
             self._prober.probe_now(now, peer)
 
-    def _note_joined(self, now: float, dialled: str, peer: PeerId) -> None:
-        if not self._seeds.joined and self._seeds.is_seed(dialled):
+    # -- joining --
+
+    def _note_found(self, dialled: str, peer: PeerId) -> None:
+        if self._seeds.is_seed(dialled):
+            self._found = peer
+
+    def _may_have_joined(self, now: float) -> None:
+        """Whoever hears of it may act on the view: so there is one first."""
+        if self._found is not None and self._has_view and not self._seeds.joined:
             self._seeds.note_joined(now)
-            self.outbox.emit(Joined(peer))
+            self.outbox.emit(Joined(self._found))
+
+    def _ask_another(self, now: float, brief: PushPullReply, sender: PeerId) -> bool:
+        """Who was asked is busy, and names others: ask one of them, but not whom that one names."""
+        named = [view for r in brief.view if (view := self._members.get(r.peer)) is not None]
+        others = [view for view in named if view.is_reachable and view.peer_id != sender]
+        if brief.dialled == self._sent_to or not others:
+            return False
+        return self._ask_for_view(now, self._rng.choice(others))
+
+    def _ask_for_view(self, now: float, member: MemberView | None) -> bool:
+        for address in member.info.addresses[:1] if member is not None else ():
+            self._sent_to = address
+            self._views.dial(now, address, joining=True)
+            return True
+        return False
 
     def _clear_address(self, now: float, newcomer: PeerInfo) -> None:
         """Who joins from an address proves every other PeerId there dead."""

@@ -38,10 +38,11 @@ class Evidence(Enum):
 class Look(Event):
     """A member is silent: what do its sockets show? The driver answers by `Swim.evidence`.
 
-    REFUSED, ACCEPTED or GREETED, within about half a second, or nothing. GREETED needs
-    fresh evidence: a handshake made now, or a watch whose heartbeats were answered since,
-    which is known only when they would have ended it else; and no disconnect since the peer
-    itself was last heard of.
+    REFUSED, ACCEPTED or GREETED, within about half a second, or nothing by then. GREETED needs
+    fresh evidence: a handshake made now, or a watch whose heartbeats were answered since. The
+    latter is known only when they would have ended the watch else, and so may come a second or
+    two after the look (`WireConfig.watch_interval` + `watch_timeout`). Nor does it come after a
+    disconnect until the peer itself is heard of.
     """
 
     peer: PeerId
@@ -89,7 +90,11 @@ class MemberForgotten(Event):
 
 @dataclass(frozen=True)
 class Joined(Event):
-    """A seed answered; `peer` is who. Once in a peer's life."""
+    """A seed answered; `peer` is who. Once in a peer's life.
+
+    By now this peer knows whoever was known to a member of its pool that told its view: that is the
+    seed itself, unless it had too much to tell, or is of another zone.
+    """
 
     peer: PeerId
 

@@ -4,7 +4,8 @@ Rule of this file. It keeps the books and says what changed in them; it asks nob
 does not know who has what. Sets of chunks are ints (bit c for chunk c), as
 `ChunkSet.bits`.
 
-Who decides what is right: the origin's digests. If two sources state different digests
+Who decides what is right: the origin's digests, which it states itself, or left with the
+directory when it withdrew. If two sources state different digests
 for a chunk, the origin's counts, else the first; that is remembered as a fact. A chunk
 that is held under a digest which the origin then contradicts is revoked: it is missing
 again. Digests are announced (`DigestsLearnt`) once the layout is found, as before that
@@ -13,7 +14,7 @@ nobody knows which bytes they are of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Publication
@@ -71,6 +72,21 @@ class Ledger:
     def learn(self, source: Source, digests: Iterable[tuple[int, bytes]]) -> None:
         """What this source says the digests are; ValueError if one can't be, from there on."""
         is_origin = source.id.slot.group.replica == self._publication.replica
+        self._learn(digests, source.note, is_origin=is_origin)
+
+    def learn_left(self, digests: tuple[bytes, ...]) -> None:
+        """All digests, as the origin left them behind; ValueError if they can't be."""
+        if len(digests) != self.manifest.num_chunks:
+            raise ValueError(f"{len(digests)} digests of {self.manifest.num_chunks} chunks")
+        self._learn(enumerate(digests), lambda _what: None, is_origin=True)
+
+    def _learn(
+        self,
+        digests: Iterable[tuple[int, bytes]],
+        note: Callable[[str], None],
+        *,
+        is_origin: bool,
+    ) -> None:
         new: list[tuple[int, bytes]] = []
         for chunk, digest in digests:
             if not self.manifest.admits(chunk, digest):
@@ -79,7 +95,7 @@ class Ledger:
             if old == digest:
                 continue
             if old is not None:
-                source.note(f"states another digest for chunk {chunk} than a source before it")
+                note(f"states another digest for chunk {chunk} than a source before it")
                 if not is_origin:
                     continue
                 self._revoke(chunk)

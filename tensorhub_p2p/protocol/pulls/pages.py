@@ -4,9 +4,10 @@ Rule of this file. `LayoutAgreement` judges offers and pages, and asks nobody;
 `PageRequests` asks for the pages that are missing, and decides nothing else of a source.
 
 The first sound offer settles the digest of the layout, and so the grid of chunks. If that
-is our own layout's, it is found; else it comes in pages, in order, from whoever is asked
-(anything else is ignored, and asked for again). Pages count only if together they hash to
-the digest and have the size that was announced: then it doesn't matter who sent which.
+is our own layout's, it is found; else, or if we have none yet, it comes in pages, in
+order, from whoever is asked (anything else is ignored, and asked for again). Pages count
+only if together they hash to the digest and have the size that was announced: then it
+doesn't matter who sent which.
 
 One page is asked for at a time, from one source that answers, the nearest; from another
 one if it stays silent for a retry interval.
@@ -30,9 +31,12 @@ from tensorhub_p2p.protocol.pulls.sources import ANSWERED, Source
 
 
 class LayoutAgreement:
-    """The publication's layout: unknown, settled (digest and grid), then found."""
+    """The publication's layout: unknown, settled (digest and grid), then found.
 
-    def __init__(self, own: Layout) -> None:
+    `own` is that of the memory to pull into; None if that is made once the layout is found.
+    """
+
+    def __init__(self, own: Layout | None) -> None:
         self.own = own
         self.found: Layout | None = None
         self.digest: bytes | None = None
@@ -54,7 +58,7 @@ class LayoutAgreement:
         num_bytes, chunk_bytes = offer.num_bytes, offer.chunk_bytes
         sound = num_bytes <= MAX_BYTES and chunk_bytes == chunk_bytes_for(num_bytes)
         num_chunks = -(-num_bytes // chunk_bytes) if sound else -1
-        if offer.layout == self.own.digest:
+        if self.own is not None and offer.layout == self.own.digest:
             sound = sound and num_bytes == self.own.num_bytes
         elif offer.layout == self.digest:
             sound = sound and num_chunks == self.num_chunks
@@ -65,7 +69,7 @@ class LayoutAgreement:
     def settle(self, offer: PullOffer) -> None:
         """Go by this offer's layout from now on; its `grid` is sound."""
         self.digest, self.num_chunks = offer.layout, self.grid(offer)
-        if offer.layout == self.own.digest:
+        if self.own is not None and offer.layout == self.own.digest:
             self.found = self.own
 
     def add(self, page: LayoutPage) -> bool:

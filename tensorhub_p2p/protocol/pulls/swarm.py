@@ -80,7 +80,8 @@ class Swarm:
 
     `pull` is unique among the peer's pulls. `own` is the slot that pulls, which others are
     told about and which is never a source (another slot of the same peer may be). `layout`
-    is ours; `transports` are the names of those that we have, in the order of preference.
+    is ours, None if we go by the publication's; `transports` are the names of those that we
+    have, in the order of preference.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Swarm:
         pull: str,
         publication: Publication,
         own: SourceId,
-        layout: Layout,
+        layout: Layout | None,
         transports: Iterable[str],
         config: PullConfig,
         rng: random.Random,
@@ -97,7 +98,7 @@ class Swarm:
         self.publication = publication
         self.done = False
         self.dropped = 0
-        """Malformed messages that were dropped."""
+        """Malformed messages, and lists of digests, that were dropped."""
         self._config = config
         self._outbox = outbox = Outbox()
         self._sources = sources = SourceTable(own, config.max_candidates)
@@ -108,7 +109,7 @@ class Swarm:
             pull,
             publication,
             own.slot,
-            layout.digest,
+            layout.digest if layout is not None else b"",
             tuple(transports),
             sources,
             ledger,
@@ -119,6 +120,8 @@ class Swarm:
         self._dispatch = Dispatch(sources, ledger, config, rng, outbox)
         self._drought = Drought(agreement, sources, ledger, config, rng)
         self._begun = False
+        self._left: tuple[bytes, ...] = ()
+        """The digests that the origin left with the directory."""
         self._ticked = float("-inf")
 
     # --- what the driver may ask ---------------------------------------------------------
@@ -143,8 +146,15 @@ class Swarm:
 
     # --- inputs of the driver ------------------------------------------------------------
 
-    def candidates(self, now: float, candidates: Iterable[Candidate]) -> None:
-        """All holders that the directory names at present; replaces what it named before."""
+    def candidates(
+        self, now: float, candidates: Iterable[Candidate], digests: tuple[bytes, ...] = ()
+    ) -> None:
+        """All holders that the directory names at present; replaces what it named before.
+
+        `digests` are the origin's, of all chunks, if it left them there when it withdrew.
+        """
+        self._left = digests
+        self._learn_left()
         for known in self._sources:
             known.listed = False
         for candidate in sorted(candidates, key=lambda c: c.locality):
@@ -155,6 +165,13 @@ class Swarm:
                 if source.state is SourceState.DEAD and not source.in_flight:
                     source.enter(now, SourceState.KNOWN)  # its death was refuted
         self.tick(now)
+
+    def _learn_left(self) -> None:
+        if self._left and self._agreement.settled:
+            try:
+                self._ledger.learn_left(self._left)
+            except ValueError:
+                self.dropped += 1
 
     def begin(self, now: float) -> None:
         """From now on chunks may be fetched: bytes of ours will change."""
@@ -321,6 +338,7 @@ class Swarm:
         """The first sound offer decides which layout we go by."""
         self._agreement.settle(offer)
         self._ledger.renew()
+        self._learn_left()
         if self._agreement.found is not None:
             self._layout_found(self._agreement.found)
 

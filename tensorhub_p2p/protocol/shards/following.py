@@ -30,7 +30,8 @@ from tensorhub_p2p.protocol.directory.records import (
 )
 from tensorhub_p2p.protocol.identity import PeerId, Publication
 from tensorhub_p2p.protocol.machine import Outbox, earliest
-from tensorhub_p2p.protocol.messages import HolderRecord, Phase
+from tensorhub_p2p.protocol.manifest import DIGEST_BYTES
+from tensorhub_p2p.protocol.messages import DigestList, HolderRecord, Phase
 from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
 
 
@@ -59,6 +60,7 @@ class Follow:
         self._number = number
         self._publication = publication
         self._holders: tuple[Holder, ...] | None = None
+        self._digests: tuple[bytes, ...] = ()
         self._records = records
         self._liveness = liveness
         self._interval = interval
@@ -91,9 +93,18 @@ class Follow:
         answering = [h for h in holders if self._liveness.is_responsive(h.peer)]
         if any(holder.phase is Phase.READY for holder in answering):
             holders = tuple(answering)
-        if holders != self._holders:
-            self._holders = holders
-            self.outbox.emit(HoldersChanged(self._number, holders))
+        digests = self._digests_left(registers)
+        if (holders, digests) != (self._holders, self._digests):
+            self._holders, self._digests = holders, digests
+            self.outbox.emit(HoldersChanged(self._number, holders, digests))
+
+    def _digests_left(self, registers: Registers) -> tuple[bytes, ...]:
+        """The origin's list, which stays when the origin has gone (sealing.py)."""
+        for _, left in values(registers, DigestList):
+            if left.publication == self._publication:
+                starts = range(0, len(left.digests), DIGEST_BYTES)
+                return tuple(left.digests[at : at + DIGEST_BYTES] for at in starts)
+        return self._digests
 
     def stop(self, now: float) -> None:
         self._inquiry.stop()

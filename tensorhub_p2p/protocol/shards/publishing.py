@@ -1,69 +1,67 @@
-"""What one slot holds, as the directory knows it: publishing, holding, withdrawing.
+"""What one slot holds, as the directory knows it: publishing, holding, giving up.
 
-Rules of this file. One `References` belongs to one handle. It writes the slot's two
-registers, at the versions key and at the holders key, and it decides when a publication
-may be given up. It moves no bytes; who is reading is serving.py's.
+Rules of this file. One `References` belongs to one slot: a handle's, or a copy's (keeping.py).
+It writes the slot's two registers, at the versions key and at the holders key. When what is
+held may be given up, withdrawing.py decides. It moves no bytes; who is reading is serving.py's.
 
 Theory of operation.
 
     EMPTY        nothing held, or hidden
     ANNOUNCING   the registers are on their way to W owners
     HELD         as PARTIAL (pulling) or READY: others find it
-    MARKING      step 1 of unpublishing: "withdrawing" to W owners, who refuse later marks
-    KEEPING      step 2: pinned by another group, and no other whole holder of this shard
-                 is reachable: wait until a reader has it all, or the pin ends
-    HIDING       step 4: hidden at W owners; from here on no digest is taken
+    ...          being withdrawn, by the steps of withdrawing.py
+    HIDING       the last of them: hidden at W owners
     (draining, step 5, is the server's)
 
 A publish is one write to each key, with no barrier and no leader; owners refuse it when
 they know of a higher whole version (admission.py), and it is taken back where they did
-not. What was never whole is aborted: nobody pins it, so it goes from MARKING to HIDING
-with no wait. (A pin proves that it was whole: the mark is on W owners before a pin is
-written, though a shard may not have seen it yet.) Before
-HIDING the withdrawal can be taken back (`restore`): the caller's deadline passed.
+not. What was never whole is aborted: nobody pins it, so it is hidden with no wait. (A pin
+proves that it was whole: the mark is on W owners before a pin is written, though a shard may
+not have seen it yet.) Until HIDING the withdrawal can be taken back (`restore`): the caller's
+deadline passed.
 
 When the group's next generation is formed, a publication that is whole is re-issued
 under its id with the new generation; one that is not is aborted (`Aborted`). Whether it
 is, the owners decide: all shards ask for the mark, and one that aborted makes it refused.
+What is being withdrawn then goes on, with the generation in which it began.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.directory.inquiry import Inquiry
 from tensorhub_p2p.protocol.directory.records import (
-    Liveness,
-    Records,
     Refused,
     Registers,
     holders_key,
     slot_name,
-    values,
     versions_key,
 )
-from tensorhub_p2p.protocol.groups.selection import Holding, holdings
 from tensorhub_p2p.protocol.identity import Generation, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event, Outbox
 from tensorhub_p2p.protocol.messages import (
     HolderRecord,
+    KeepAnswer,
+    KeepAsk,
+    Message,
     Phase,
-    Pin,
     VersionRecord,
     WholeMark,
 )
+from tensorhub_p2p.protocol.shards.custody import Custody
+from tensorhub_p2p.protocol.shards.needs import Need, need
+from tensorhub_p2p.protocol.shards.withdrawing import (
+    REVOCABLE,
+    Orders,
+    RefState,
+    Surroundings,
+    Withdrawal,
+)
 
-
-class RefState(Enum):
-    EMPTY = "nothing held"
-    ANNOUNCING = "writing the references"
-    HELD = "held"
-    MARKING = "writing that it withdraws"
-    KEEPING = "waiting for a reader that keeps the version"
-    HIDING = "hiding the references"
+NOT_WHOLE = Refused("not all shards are ready", None)
 
 
 class Announced(Event):
@@ -84,17 +82,24 @@ class Conflicts(Event):
 
 
 class Hidden(Event):
-    def __init__(self, publication: Publication, was_whole: bool) -> None:
+    """Nobody finds it here any more. `lost` names those for whom it should have been kept."""
+
+    def __init__(
+        self, publication: Publication, was_whole: bool, lost: tuple[str, ...] = ()
+    ) -> None:
         self.publication = publication
         self.was_whole = was_whole
+        self.lost = lost
 
 
 class Whole(Event):
     """What this slot published is whole, and marked so; or it brought a copy of such a one."""
 
-    def __init__(self, model: str, publication: Publication) -> None:
+    def __init__(self, model: str, publication: Publication, *, published: bool) -> None:
         self.model = model
         self.publication = publication
+        self.published = published
+        """It was published here: so it is news, whatever its number."""
 
 
 class Aborted(Event):
@@ -120,39 +125,39 @@ class References:
 
     def __init__(
         self,
-        me: PeerId,
         slot: Slot,
-        records: Records,
-        liveness: Liveness,
         config: GroupConfig,
-        *,
-        spot: bool = False,
+        custody: Custody,
+        around: Surroundings | None = None,
     ) -> None:
-        self.me = me
+        self.me: PeerId = custody.me
         self.slot = slot
         self.state = RefState.EMPTY
         self.held: Held | None = None
         self.generation = Generation(0, 0)
         self.outbox = Outbox()
-        self.keeper_needed_by: tuple[str, ...] = ()
-        """While KEEPING: the groups whose pins hold the withdrawal back."""
-        self._watch: int | None = None
-        self._retry_at: float | None = None
-        self._records = records
-        self._liveness = liveness
-        self._config = config
-        self._spot = spot
+        self._records = custody.records
+        self._liveness = custody.liveness
+        self._around = around or Surroundings()
         self._versions_key = versions_key(slot.group.model)
-        self._inquiry = Inquiry(records, self._versions_key, self._on_registers)
-        self._doing: Callable[[float, Holding | None], None] = self._after_announcing
+        self._inquiry = Inquiry(self._records, self._versions_key, self._on_registers)
+        self._own_shards = Inquiry(
+            self._records, self._versions_key, self._on_registers, near=slot.group.replica
+        )
+        """The same, of what the own replica's shards wrote: all of it lies in one bucket."""
+        self._doing: Callable[[float, Need], None] = self._after_announcing
         """What the versions key is being read for."""
+        self._lost: tuple[str, ...] = ()
+        self.disowned = False
+        """Who brought it was never told that others find it here, and may drop it any time."""
+        self.withdrawal = Withdrawal(self, custody, config, self._around)
 
     # --- holding ---
 
     def publish(self, now: float, held: Held) -> None:
         """Announce an own publication: `Announced` or `Conflicts` follows."""
         self._end_wait(now)
-        self.held = held
+        self.held, self.disowned = held, False
         self.state = RefState.ANNOUNCING
 
         def then(now: float, refused: Refused | None) -> None:
@@ -163,9 +168,9 @@ class References:
             self.outbox.emit(Announced(held.publication, held.phase))
             # The shard that is ready last sees all of them, and marks the version whole.
             self._doing = self._after_announcing
-            self._inquiry.look_anew(now)
+            self._own_shards.look_anew(now)
 
-        self._write(now, held.phase, then)
+        self.write(now, held.phase, then)
 
     def _refused(self, now: float, publication: Publication, refused: Refused) -> None:
         because = refused.because.value if refused.because else None
@@ -173,17 +178,18 @@ class References:
         self.drop(now)
         self.outbox.emit(Conflicts(publication, existing, refused.reason))
 
-    def _after_announcing(self, now: float, found: Holding | None) -> None:
-        if found is not None and found.marked:
-            self._is_whole()
-        elif found is not None and found.whole:
+    def _after_announcing(self, now: float, found: Need) -> None:
+        if found.marked:
+            self.is_whole()
+        elif found.whole:
             self._mark(now, self._marked_after_announcing)
 
     def _marked_after_announcing(self, now: float, marked: bool) -> None:
         if marked:
-            self._is_whole()
+            self.is_whole()
             # The record proves that the mark is on W owners: whoever resolves need not write it.
-            self._rewrite(now)
+            if self.held is not None:
+                self._write_version(now, self.held.phase, lambda _now, _refused: None)
 
     def _mark(self, now: float, then: Callable[[float, bool], None]) -> None:
         """Mark it whole, which the owners refuse if one of its shards was withdrawn."""
@@ -197,24 +203,58 @@ class References:
         mark = WholeMark(held.publication, held.num_shards)
         self._records.mark(now, self._versions_key, mark, written)
 
-    def _is_whole(self) -> None:
+    def is_whole(self) -> None:
+        """Somebody has seen it whole, and marked so at W owners."""
         if self.held is not None and not self.held.was_whole:
             self.held = replace(self.held, was_whole=True)
-            self.outbox.emit(Whole(self.slot.group.model, self.held.publication))
+            self._tell_whole(published=True)
+
+    @property
+    def knows_whole(self) -> bool:
+        """Whether it knows of what it holds whether it was whole; of what it pulled, it does."""
+        held = self.held
+        own = held is not None and held.publication.replica == self.slot.group.replica
+        return not own or (held is not None and held.was_whole)
+
+    def find_out_whole(self, now: float, then: Callable[[float], None]) -> None:
+        """Mark it, if all its shards are ready now; `then` once that is known."""
+        held, state = self.held, self.state
+
+        def marked(now: float, refused: Refused | None) -> None:
+            if self.held is held and self.state is state:
+                if refused is None:
+                    self.is_whole()
+                then(now)
+
+        def found(now: float, found: Need) -> None:
+            assert held is not None
+            if found.marked or not found.whole:
+                marked(now, None if found.marked else NOT_WHOLE)
+            else:
+                mark = WholeMark(held.publication, held.num_shards)
+                self._records.mark(now, self._versions_key, mark, marked)
+
+        self._doing = found
+        self._own_shards.look_anew(now)
+
+    def _tell_whole(self, *, published: bool) -> None:
+        if self.held is not None:
+            model, publication = self.slot.group.model, self.held.publication
+            self.outbox.emit(Whole(model, publication, published=published))
 
     def hold(self, now: float, held: Held) -> None:
         """Announce what a pull brings (PARTIAL) or brought (READY): `Announced` follows."""
         self._end_wait(now)
-        self.held = held
+        self.held, self.disowned = held, False
         self.state = RefState.ANNOUNCING
 
         def then(now: float, refused: Refused | None) -> None:
             self.state = RefState.HELD
             self.outbox.emit(Announced(held.publication, held.phase))
             if held.phase is Phase.READY:
-                self.outbox.emit(Whole(self.slot.group.model, held.publication))
+                self._tell_whole(published=False)
 
-        self._write(now, held.phase, then)
+        self.write(now, held.phase, then)
 
     def reissue(self, now: float, generation: Generation) -> None:
         """A new generation was formed: keep what is whole, abort what is not."""
@@ -229,15 +269,15 @@ class References:
             self._doing = self._after_new_generation
             self._inquiry.look_anew(now)
 
-    def _after_new_generation(self, now: float, found: Holding | None) -> None:
-        if found is not None and found.whole and not found.marked:
+    def _after_new_generation(self, now: float, found: Need) -> None:
+        if found.whole and not found.marked:
             self._mark(now, self._keep_or_abort)
         else:
-            self._keep_or_abort(now, found is not None and found.marked)
+            self._keep_or_abort(now, found.marked)
 
     def _keep_or_abort(self, now: float, whole: bool) -> None:
         if whole:
-            self._is_whole()
+            self.is_whole()
             self._rewrite(now)
         else:
             self._abort(now)
@@ -248,58 +288,77 @@ class References:
         self.drop(now)
         self.outbox.emit(Aborted(held.publication))
 
-    # --- withdrawing ---
+    # --- giving up ---
 
-    def withdraw(self, now: float) -> None:
-        """Unpublish, steps 1 to 4: `Hidden` follows, unless `restore` comes first."""
+    def withdraw(self, now: float, *, force: bool = False, freeing: bool = False) -> None:
+        """Unpublish, steps 1 to 4: `Hidden` or `Unkept` follows, unless `restore` comes first.
+
+        `force`: whoever needs it. `freeing`: only if nobody does, else it is taken back.
+        """
         assert self.held is not None
         self._end_wait(now)
-        self.state = RefState.MARKING
-        self._write(now, Phase.WITHDRAWING, self._on_marked)
+        self.withdrawal.begin(now, Orders(force, freeing))
 
-    def _on_marked(self, now: float, refused: Refused | None) -> None:
-        self.state = RefState.KEEPING
-        self._watch = self._records.watch(now, self._versions_key, self._look_for_keeper)
-        self._doing = self._after_withdrawing
-        self._retry_at = now + 4 * self._config.retry_interval
-        self._inquiry.look_anew(now)
+    def close(self, now: float, by: float) -> None:
+        """The slot is given back: `Hidden` follows, soon after `by` at the latest."""
+        assert self.held is not None
+        if self.state in REVOCABLE:
+            self.withdrawal.close_by(now, by)
+        elif self.state is not RefState.HIDING and self.held.phase is Phase.READY:
+            self._end_wait(now)
+            self.withdrawal.begin(now, Orders(closing_by=by))
+        elif self.state is not RefState.HIDING:
+            self._end_wait(now)
+            self.state = RefState.HIDING
+            self.hide(now, (), kept=False)
 
-    def _look_for_keeper(self, now: float) -> None:
-        if self.state is RefState.KEEPING:
-            self._retry_at = now + 4 * self._config.retry_interval
-            self._inquiry.look(now)
-
-    def _after_withdrawing(self, now: float, found: Holding | None) -> None:
-        if found is not None and found.whole:
-            self._is_whole()
-        held = self.held
-        if self.state is not RefState.KEEPING or held is None:
-            return
-        # Our own record says "withdrawing", and counts no more.
-        kept = found is not None and bool(found.ready.get(self.slot.shard))
-        if kept or not self.keeper_needed_by:
-            self._hide(now)
-
-    def _hide(self, now: float) -> None:
-        self._end_wait(now)
-        self.state = RefState.HIDING
-        self._write(now, Phase.HIDDEN, lambda now, _refused: self._on_hidden(now))
+    def hide(self, now: float, lost: tuple[str, ...], *, kept: bool) -> None:
+        """Step 4, when withdrawing.py says so."""
+        self._lost = lost
+        self.write(now, Phase.HIDDEN, lambda now, _refused: self._on_hidden(now), kept=kept)
 
     def _on_hidden(self, now: float) -> None:
         held = self.held
         if self.state is not RefState.HIDING or held is None:
             return
         self._forget()
-        self.outbox.emit(Hidden(held.publication, held.was_whole))
+        self.outbox.emit(Hidden(held.publication, held.was_whole, self._lost))
 
     def restore(self, now: float) -> bool:
         """Take a withdrawal back; False if it is too late (step 4 has begun)."""
-        if self.state not in {RefState.MARKING, RefState.KEEPING} or self.held is None:
+        if self.state not in REVOCABLE or self.held is None:
             return False
         self._end_wait(now)
         self.state = RefState.HELD
         self._rewrite(now)
         return True
+
+    def expire(self, now: float) -> bool:
+        """Whoever wanted it given up waits no longer; whether it is still there.
+
+        A version that is merely pinned is given up: the pins are void.
+        """
+        if self.withdrawal.is_void(now):
+            self.withdrawal.give_up(now)
+        elif self.restore(now):
+            return True
+        self.hide_unconfirmed(now)
+        return False
+
+    def bytes_for_copy(self, publication: Publication) -> int:
+        """What a copy of it would take, as far as this slot may have to make one."""
+        held, over = self.held, {RefState.OFFLOADING, RefState.HIDING}
+        if held is None or held.publication != publication or held.phase is not Phase.READY:
+            return 0
+        return 0 if self.state in over else held.num_bytes
+
+    def cut_off(self, now: float) -> None:
+        """The slot's handle is closed now: count it as hidden, whatever was reached."""
+        if self.state in REVOCABLE:
+            self.withdrawal.give_up(now)
+        if self.state is RefState.HIDING:
+            self.hide_unconfirmed(now)
+        self.drop(now)
 
     def hide_unconfirmed(self, now: float) -> None:
         """The owners don't answer: count it as hidden. They go on being told."""
@@ -307,9 +366,9 @@ class References:
 
     def drop(self, now: float) -> None:
         """Give the references up at once, with no step in between (a torn pull, a close)."""
-        if self.held is not None:
-            self._write(now, Phase.HIDDEN, lambda _now, _refused: None)
         self._end_wait(now)
+        if self.held is not None:
+            self.write(now, Phase.HIDDEN, lambda _now, _refused: None)
         self._forget()
 
     # --- small parts ---
@@ -319,47 +378,35 @@ class References:
         self.state = RefState.EMPTY
 
     def _end_wait(self, now: float) -> None:
-        self._retry_at = None
         self._inquiry.stop()
-        self.keeper_needed_by = ()
-        if self._watch is not None:
-            self._records.unwatch(now, self._watch)
-            self._watch = None
+        self._own_shards.stop()
+        self.withdrawal.stop(now)
 
     def _on_registers(self, now: float, registers: Registers) -> None:
         held = self.held
-        if held is None:
-            return
-        pins = [
-            (register.writer, pin)
-            for register, pin in values(registers, Pin)
-            if pin.publication == held.publication
-        ]
-        self.keeper_needed_by = tuple(
-            f"{pin.group} of zone {pin.zone}" if pin.zone else str(pin.group)
-            for writer, pin in pins
-            if (pin.zone or pin.group != self.slot.group)
-            and (not pin.shards or self.slot.shard in pin.shards)
-            and not self._liveness.is_gone(writer, pin.zone)
-        )
-        found = holdings(registers, self._liveness.is_gone).get(held.publication)
-        if found is not None and pins:
-            found.whole = found.marked = True
-        self._doing(now, found)
+        if held is not None:
+            found = need(registers, (), held.publication, self.me, self.slot, self._liveness)
+            self._doing(now, found)
 
     def _rewrite(self, now: float) -> None:
         """What is held, as it is held, by the generation that there is now."""
         assert self.held is not None
-        self._write(now, self.held.phase, lambda _now, _refused: None)
+        self.write(now, self.held.phase, lambda _now, _refused: None)
 
-    def _write(
-        self, now: float, phase: Phase, then: Callable[[float, Refused | None], None]
+    def write(
+        self,
+        now: float,
+        phase: Phase,
+        then: Callable[[float, Refused | None], None],
+        *,
+        kept: bool = False,
     ) -> None:
         """Both registers; `then` is called once, when both are written or one was refused.
 
-        A later write replaces this one: then nobody is told how it ended.
+        A later write replaces this one: then nobody is told how it ended. `kept`: somebody
+        else has promised to keep it.
         """
-        held = self.held
+        held, around = self.held, self._around
         assert held is not None
         pending = 2
 
@@ -370,30 +417,72 @@ class References:
                 if pending == 0:
                     then(now, refused)
 
-        version = VersionRecord(
-            self.slot, held.num_shards, held.publication, phase, self.generation, held.was_whole
-        )
         holder = HolderRecord(
-            self.slot, held.publication, phase, held.was_whole, held.num_bytes, spot=self._spot
+            self.slot,
+            held.publication,
+            phase,
+            held.was_whole,
+            held.num_bytes,
+            spot=around.spot,
+            offload=around.offload,
         )
-        name, counter = slot_name(self.slot), self.generation.counter
-        self._records.write(now, self._versions_key, name, counter, version, written)
+        self._write_version(now, phase, written, kept=kept)
         key = holders_key(self.slot.group.model, self.slot.shard)
+        name, counter = slot_name(self.slot), self.generation.counter
         self._records.write(now, key, name, counter, holder, written)
 
+    def _write_version(
+        self,
+        now: float,
+        phase: Phase,
+        then: Callable[[float, Refused | None], None],
+        *,
+        kept: bool = False,
+    ) -> None:
+        """The register at the versions key."""
+        held, around = self.held, self._around
+        assert held is not None
+        version = VersionRecord(
+            self.slot,
+            held.num_shards,
+            held.publication,
+            phase,
+            self.generation,
+            held.was_whole,
+            spot=around.spot,
+            offload=around.offload,
+            kept=kept,
+        )
+        name, counter = slot_name(self.slot), self.generation.counter
+        self._records.write(now, self._versions_key, name, counter, version, then)
+
+    # --- promises, messages, time ---
+
+    def _asked(self, now: float, sender: PeerId, ask: KeepAsk) -> None:
+        """Somebody wants to give up what is held here too: does this slot keep it?"""
+        withdrawal, held = self.withdrawal, self.held
+        same = held is not None and held.publication == ask.publication
+        me = (self.me, self.slot)
+        yes = same and withdrawal.promise.consider(now, withdrawal.stance(), me, sender, ask)
+        why = "" if yes else f"{self.slot}: {self.state.value}"
+        self.outbox.send(sender, KeepAnswer(ask.request, yes, why=why))
+        if yes:
+            withdrawal.promised(now)
+
+    def receive(self, now: float, sender: PeerId, message: Message) -> None:
+        if isinstance(message, KeepAsk):
+            self._asked(now, sender, message)
+        else:
+            self.withdrawal.receive(now, sender, message)
+
     def tick(self, now: float) -> None:
-        if self._retry_at is not None and now >= self._retry_at:
-            self._look_for_keeper(now)
+        self.withdrawal.tick(now)
 
     def next_wakeup(self) -> float | None:
-        return self._retry_at
+        return self.withdrawal.next_wakeup()
 
     def waiting_for(self) -> str:
         """For the error of whoever runs into a deadline."""
-        if self.state is RefState.KEEPING and self.keeper_needed_by:
-            groups = ", ".join(self.keeper_needed_by)
-            return (
-                f"{self.held and self.held.publication} is being pulled by {groups}, "
-                f"and nobody else has shard {self.slot.shard} yet"
-            )
+        if self.state in REVOCABLE:
+            return self.withdrawal.waiting_for()
         return self.state.value

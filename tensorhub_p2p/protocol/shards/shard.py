@@ -8,8 +8,8 @@ message or an event concerns; all else they decide.
     publish    form a generation (election.py), announce the references (publishing.py)
     ask        form a generation, make the group call (group_part.py)
     hold       announce what a pull is bringing, or brought
-    unpublish  withdraw the references, then drain the readers (serving.py)
-    close      give everything back
+    unpublish  withdraw the references (withdrawing.py), then drain the readers (serving.py)
+    close      the same, and give the slot back; done once W owners know it
 
 One verb at a time (running_verb.py). When a generation ends, or a call of it, one verb fails
 for it (notices.py). A lost slot is told by every verb, but for those that give something up:
@@ -22,15 +22,22 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from tensorhub_p2p.config import GroupConfig, PullConfig
-from tensorhub_p2p.errors import SlotTaken, StateError, TensorHubError, Timeout, VersionConflict
+from tensorhub_p2p.errors import (
+    RetentionLost,
+    SlotTaken,
+    StateError,
+    TensorHubError,
+    Timeout,
+    VersionConflict,
+)
 from tensorhub_p2p.protocol.directory.admission import FENCED
-from tensorhub_p2p.protocol.directory.records import Liveness, Records
 from tensorhub_p2p.protocol.groups.calls import CallAnswered, CallFailed
 from tensorhub_p2p.protocol.groups.election import (
     GenerationBroken,
     GenerationFormed,
     GroupClaimsRead,
 )
+from tensorhub_p2p.protocol.groups.forgetting import forget_group, forget_references
 from tensorhub_p2p.protocol.groups.group_part import FOR_GROUP, GroupPart
 from tensorhub_p2p.protocol.groups.selection import NO_FLOOR
 from tensorhub_p2p.protocol.groups.slots import SlotClaimer, SlotEstablished, SlotLost, SlotState
@@ -39,12 +46,20 @@ from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Machine, Outbox, Output, earliest
 from tensorhub_p2p.protocol.messages import (
     Endpoint,
+    GenerationRecord,
+    KeepAnswer,
+    KeepAsk,
     Message,
     Phase,
     Question,
+    ReserveAnswer,
+    ReserveAsk,
+    Retain,
     SlotAnswer,
     SlotChallenge,
 )
+from tensorhub_p2p.protocol.shards.closing import Closing, Part
+from tensorhub_p2p.protocol.shards.custody import Custody
 from tensorhub_p2p.protocol.shards.explaining import Explanation
 from tensorhub_p2p.protocol.shards.numbering import Numbering
 from tensorhub_p2p.protocol.shards.publishing import (
@@ -55,10 +70,14 @@ from tensorhub_p2p.protocol.shards.publishing import (
     Hidden,
     References,
 )
+from tensorhub_p2p.protocol.shards.reserving import ReserveMember
+from tensorhub_p2p.protocol.shards.retaining import Retaining
+from tensorhub_p2p.protocol.shards.retracting import RetractionWatch
 from tensorhub_p2p.protocol.shards.running_verb import RunningVerb, Verb
 from tensorhub_p2p.protocol.shards.served import Served
 from tensorhub_p2p.protocol.shards.serving import Drained, ShardServer
 from tensorhub_p2p.protocol.shards.verbs import Answer, PublicationLost, StopDigests, VerbId
+from tensorhub_p2p.protocol.shards.withdrawing import Surroundings, Unkept
 
 
 class ShardNode:
@@ -66,26 +85,42 @@ class ShardNode:
 
     def __init__(
         self,
-        me: PeerId,
         slot: Slot,
         num_shards: int,
-        records: Records,
-        liveness: Liveness,
+        custody: Custody,
+        retaining: Retaining,
         group: GroupConfig,
         pull: PullConfig,
         *,
         spot: bool = False,
+        elastic: bool = False,
     ) -> None:
+        me, records, liveness = custody.me, custody.records, custody.liveness
         self.me = me
         self.slot = slot
         self.num_shards = num_shards
         self.outbox = Outbox()
         self.claim = SlotClaimer(me, slot, num_shards, records, liveness, group)
         self.part = GroupPart(me, slot, num_shards, records, liveness, group, self.outbox)
-        self.references = References(me, slot, records, liveness, group, spot=spot)
+        self.served = Served(slot, pull)
+        around = Surroundings(lambda: self.server, self._generation, spot)
+        self.references = References(slot, group, custody, around)
         self.closed = False
         """Given back, or never opened: the peer may open the slot anew."""
-        self.served = Served(slot, pull)
+        self.lost: tuple[str, ...] = ()
+        """For whom the last withdrawal gave up what it should have kept."""
+        self._custody = custody
+        self._retaining = retaining
+        self._retain: Retain | None = None
+        self._reserve_member = ReserveMember(slot, custody.reserve, self.outbox, custody.config)
+        self._closing = Closing(slot, custody, retaining, spot=spot)
+        self._retraction = RetractionWatch(
+            slot.group.model, records, custody.config.look_interval, self._retracted
+        )
+        self._spot = spot
+        self._elastic = elastic
+        self._last_record: GenerationRecord | None = None
+        """Of the group, when the handle was closed."""
         self._lost: SlotTaken | None = None
         self._running = RunningVerb(slot, self.outbox, self._on_end)
         self._numbering = Numbering(slot.group.replica)
@@ -98,9 +133,13 @@ class ShardNode:
 
     # --- verbs ---
 
-    def open(self, now: float, number: VerbId, deadline: float) -> None:
+    def open(
+        self, now: float, number: VerbId, deadline: float, retain: Retain | None = None
+    ) -> None:
         """Claim the slot. Done(None), or SlotTaken, or Timeout."""
         if self._begin(Verb(number, "open", deadline, f"slot {self.slot}")):
+            self._closing.opened()
+            self._retain = retain
             self.claim.start(now)
 
     def publish(
@@ -174,16 +213,23 @@ class ShardNode:
         """The publication of this call can't be had: void it for the whole group."""
         self.part.give_up(now, call, reason)
 
-    def unpublish(self, now: float, number: VerbId, deadline: float) -> None:
-        """Withdraw what is published or held. Done(None), or Timeout and it is still there."""
+    def unpublish(
+        self, now: float, number: VerbId, deadline: float, *, force: bool = False
+    ) -> None:
+        """Withdraw what is published or held. Done(for whom it was lost).
+
+        RetentionLost, or Timeout: it is still there. With `force` it is given up, whoever
+        needs it.
+        """
         held = self.references.held
         what = f"unpublish of {held.publication}" if held else "unpublish"
         if not self._begin(Verb(number, "unpublish", deadline, what)):
             return
+        self.lost = ()
         if held is None:
             self._drain(now)
         else:
-            self.references.withdraw(now)
+            self.references.withdraw(now, force=force)
 
     def drop(self, now: float) -> None:
         """What a failed pull left is given up: its references go at once, and its readers."""
@@ -193,25 +239,51 @@ class ShardNode:
         self.served.end()
 
     def close(self, now: float, number: VerbId, deadline: float) -> None:
-        """Give everything back. Done(None) once readers were let go, or at the deadline."""
+        """Give everything back. Done(None), by the deadline in any case.
+
+        RetentionLost: it is closed too, but somebody wanted kept what it held.
+        """
         verb = self._running.verb
         if verb is not None:
             self._fail(StateError(f"{self.slot}: the handle was closed during {verb.name}"))
+        self._last_record = self._generation()
         self.closed = True
+        self.lost = ()
         self._begin(Verb(number, "close", deadline, f"closing {self.slot}"))
-        held = self.references.held
-        if held is not None:
-            self.outbox.emit(StopDigests(self.slot, held.publication))
-        self.references.drop(now)
         self.part.stop(now)
-        self.claim.release(now)
-        self._drain(now)
+        self._closing.begin(now, self.claim, self._look_closed)
+        if self.references.held is None:
+            self._drain(now)
+        else:
+            # Readers get their lease before the deadline, if there is time for it at all.
+            lease = min(self._pull.lease_seconds, (deadline - now) / 2)
+            self.references.close(now, deadline - lease)
+
+    def _look_closed(self, now: float) -> None:
+        """Something of what the close waits for is over."""
+        if self._closing.done and self.references.held is None:
+            self._end_close(now)
+
+    def _end_close(self, now: float) -> None:
+        forget_references(self._custody.records, now, self.slot)
+        if self._elastic:
+            forget_group(self._custody.records, now, self.slot)
+        if self.lost:
+            what = "; ".join(self.lost)
+            self._fail(RetentionLost(f"{self.slot} was closed, and with it is lost: {what}"))
+        else:
+            self._done(None)
+
+    def _generation(self) -> GenerationRecord | None:
+        """The group's generation in force, or when the handle was closed."""
+        election = self.part.election
+        return self._last_record if self.closed else election.record if election.formed else None
 
     def interrupt(self, now: float, number: VerbId) -> None:
         """End this verb as if its deadline had come, if it is still the one under way."""
         verb = self._running.verb
         if verb is not None and verb.number == number:
-            self._expire(now)
+            self._expire(now, interrupted=True)
             if self._running.verb is verb:
                 # An unpublish past its point of no return: it goes on alone.
                 self._fail(Timeout(f"{verb.what} was interrupted"))
@@ -262,47 +334,86 @@ class ShardNode:
         """What others read from, if anything."""
         return self.served.server
 
-    def _expire(self, now: float) -> None:
+    def _expire(self, now: float, *, interrupted: bool = False) -> None:
         """The verb's deadline has passed."""
         verb = self._running.verb
         assert verb is not None
         reason = self._explanation.waiting_for(verb)
-        if verb.name == "close" or verb.draining:
-            self.served.end()
-            self._done(None)
+        if verb.name == "close":
+            self._cut_close(now)
             return
-        if verb.name == "unpublish" and not self.references.restore(now):
+        if verb.draining:
+            self.served.end()
+            self._done(self.lost)
+            return
+        if verb.name == "unpublish" and not self._taken_back(now, interrupted):
             # Too late to take it back: the readers get their one lease, then it is done.
             verb.draining = True
             verb.deadline = now + self._pull.lease_seconds
-            self.references.hide_unconfirmed(now)
+            self.pump(now)
             return
         if verb.name == "open":
-            self.claim.release(now)
+            self._give_slot_back(now)
         elif verb.name == "ask" and verb.go is None:
             self.part.calls.withdraw()
         elif verb.name == "publish" and verb.go is None:
             self.references.drop(now)
             self._stop_serving(now, "its publish timed out")
+        elif verb.name == "hold":
+            self.references.disowned = True
         self._fail(Timeout(f"{verb.what} timed out: {reason}"))
+
+    def _taken_back(self, now: float, interrupted: bool) -> bool:
+        """Whether what was being unpublished is still published."""
+        if interrupted and self.references.restore(now):
+            return True
+        return self.references.expire(now)
+
+    def _cut_close(self, now: float) -> None:
+        """The close has lasted as long as it may."""
+        self.references.cut_off(now)
+        self.pump(now)
+        self.served.end()
+        if self._running.is_a("close"):
+            self._end_close(now)
+
+    def _give_slot_back(self, now: float) -> None:
+        """The handle was never open."""
+        self.claim.release(now)
+        self._closing.over()
+        self._retaining.set(now, self.slot, None, lambda _now: None)
 
     # --- serving ---
 
     def _drain(self, now: float) -> None:
         if self.server is None:
-            self._done(None)
+            self._drained(now)
         else:
             self._stop_serving(now, "withdrawn")
+
+    def _drained(self, now: float) -> None:
+        if self._running.is_a("unpublish"):
+            self._done(self.lost)
+        elif self._running.is_a("close"):
+            self._closing.through(Part.READERS)
+            self._look_closed(now)
 
     def _stop_serving(self, now: float, reason: str) -> None:
         if self.server is not None:
             self.served.stop(now, reason)
             self.pump(now)
 
+    def _retracted(self, now: float) -> None:
+        """What is served is bad: it stays here, but nobody reads it any more."""
+        self._stop_serving(now, "it was retracted")
+
     # --- what the machines decided ---
 
     def pump(self, now: float) -> None:
         """Take what the machines put out; events that concern the verb end it here."""
+        self.references.withdrawal.look_at_digests(now)
+        read = self.server is not None and self.server.readers()
+        self._retraction.serve(now, self.server.publication if self.server and read else None)
         while True:
             items = [item for machine in self._machines() for item in machine.outbox.drain()]
             if not items:
@@ -320,6 +431,10 @@ class ShardNode:
 
     def _on_established(self, now: float, event: SlotEstablished) -> None:
         self.part.election.established(event.counter)
+        if self._running.is_a("open"):
+            self._retaining.set(now, self.slot, self._retain, self._opened)
+
+    def _opened(self, _now: float) -> None:
         if self._running.is_a("open"):
             self._done(None)
 
@@ -400,8 +515,18 @@ class ShardNode:
 
     def _on_hidden(self, now: float, event: Hidden) -> None:
         self._numbering.withdrawn(event.publication, was_whole=event.was_whole)
+        self.lost = event.lost
         self.outbox.emit(StopDigests(self.slot, event.publication))
         self._drain(now)
+
+    def _on_unkept(self, now: float, event: Unkept) -> None:
+        whom = ", ".join(event.retained)
+        self._fail(
+            RetentionLost(
+                f"can't give up {event.publication}: it is kept for {whom}, and {event.why}. It is "
+                "still published. Raise offload_limit, or pass force=True to lose it"
+            )
+        )
 
     def _on_aborted(self, now: float, event: Aborted) -> None:
         self.outbox.emit(StopDigests(self.slot, event.publication))
@@ -410,8 +535,7 @@ class ShardNode:
 
     def _on_drained(self, now: float, event: Drained) -> None:
         self.served.drained()
-        if self._running.is_a("unpublish", "close"):
-            self._done(None)
+        self._drained(now)
 
     _handlers: ClassVar[dict[type, Callable[..., None]]] = {
         SlotEstablished: _on_established,
@@ -424,6 +548,7 @@ class ShardNode:
         Announced: _on_announced,
         Conflicts: _on_conflict,
         Hidden: _on_hidden,
+        Unkept: _on_unkept,
         Aborted: _on_aborted,
         Drained: _on_drained,
     }
@@ -433,11 +558,29 @@ class ShardNode:
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
         if isinstance(message, (SlotChallenge, SlotAnswer)):
             self.claim.receive(now, sender, message)
+        elif isinstance(message, ReserveAsk):
+            self._on_reserve_ask(now, sender, message)
+        elif isinstance(message, (KeepAsk, KeepAnswer, ReserveAnswer)):
+            self.references.receive(now, sender, message)
         elif isinstance(message, FOR_GROUP):
             self.part.receive(now, sender, message)
         elif self.server is not None:
             self.server.receive(now, sender, message)
         self.pump(now)
+
+    def _on_reserve_ask(self, now: float, sender: PeerId, ask: ReserveAsk) -> None:
+        """Only from the member that it says, of the newest generation (G7).
+
+        It may be broken here already: when a whole replica closes, one of its shards is first.
+        """
+        record, shard = self.part.election.record, ask.sender_shard
+        if record is None or ask.generation != record.generation or shard >= len(record.members):
+            return
+        if record.members[shard].peer == sender:
+            needed = self.references.bytes_for_copy(ask.publication)
+            # Where a copy would be of no use, another peer is asked to take one.
+            useless = self._spot or self._custody.leaving
+            self._reserve_member.receive(now, sender, ask, 0 if useless else needed)
 
     def peer_gone(self, now: float, peer: PeerId) -> None:
         """Membership declared the peer dead, or it left."""
@@ -456,6 +599,7 @@ class ShardNode:
         for machine in self._machines():
             machine.tick(now)
         self.part.resolver.tick(now)
+        self._retraction.tick(now)
         self.pump(now)
         verb = self._running.verb
         if verb is not None and now >= verb.deadline:
@@ -471,6 +615,7 @@ class ShardNode:
         return earliest(
             *(machine.next_wakeup() for machine in self._machines()),
             self.part.resolver.next_wakeup(),
+            self._retraction.next_wakeup(),
             self._running.next_wakeup(),
         )
 

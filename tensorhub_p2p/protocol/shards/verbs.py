@@ -52,6 +52,8 @@ class HoldersChanged(Event):
 
     follow: int
     holders: tuple[Holder, ...]
+    digests: tuple[bytes, ...] = ()
+    """All of the origin's, if it left them when it went; one a chunk."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,6 @@ class KeepFreed(Event):
     """Nobody needs this offload any more: stop exporting it, free it, then `Node.freed`."""
 
     keep: Slot
-
-
-@dataclass(frozen=True)
-class DigestsWanted(Event):
-    """All digests of what the slot published are needed now: it is about to be withdrawn."""
-
-    slot: Slot
-    publication: Publication
 
 
 @dataclass(frozen=True)

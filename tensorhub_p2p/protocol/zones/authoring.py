@@ -18,7 +18,7 @@ passes it on a dozen times.
 
 Bounds: as many models, gateways and bytes as summaries.py lets pass; the models with the
 oldest news are left out first. That a summary is full tells readers that there may be more
-(speakers.py).
+(speakers.py). What is retained is left out last of all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import msgspec
 from tensorhub_p2p.config import ZonesConfig
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.membership.summaries import MAX_MODELS, is_sound, next_counter
-from tensorhub_p2p.protocol.messages import VersionHint, ZoneSummary
+from tensorhub_p2p.protocol.messages import RetainSummary, VersionHint, ZoneSummary
 
 RENEWALS = 8
 
@@ -65,10 +65,11 @@ class Author:
         gateways: tuple[PeerInfo, ...],
         members: int,
         newest: tuple[VersionHint, ...],
+        retains: tuple[RetainSummary, ...] = (),
     ) -> ZoneSummary | None:
         """A new summary, if there is something new to say and it is time; None if not.
 
-        `newest` has the most recent news first.
+        `newest` has the most recent news first. `retains` is what the zone's handles want kept.
         """
         if now < self._next or (known is not None and self._stands(now, known)):
             return None
@@ -76,7 +77,8 @@ class Author:
             members = known.members
         counter = next_counter(known.counter) if known is not None else 1
         contacts = tuple(PeerInfo(g.peer_id, g.name, g.zone, g.addresses) for g in gateways)
-        draft = ZoneSummary(self._me.zone, counter, contacts, members, newest[:MAX_MODELS])
+        newest = newest[:MAX_MODELS]
+        draft = ZoneSummary(self._me.zone, counter, contacts, members, newest, retains)
         new = _shortened(draft)
         if self._renewed is None:
             self._renewed = now
@@ -101,8 +103,12 @@ def _says_the_same(new: ZoneSummary, known: ZoneSummary | None) -> bool:
 def _shortened(summary: ZoneSummary) -> ZoneSummary | None:
     """As much of it as others would take; None if that is nothing."""
     while not is_sound(summary):
-        if not summary.newest:
+        if summary.newest:
+            fewer = summary.newest[: len(summary.newest) // 2]
+            summary = msgspec.structs.replace(summary, newest=fewer)
+        elif summary.retains:
+            less = summary.retains[: len(summary.retains) // 2]
+            summary = msgspec.structs.replace(summary, retains=less)
+        else:
             return None
-        fewer = summary.newest[: len(summary.newest) // 2]
-        summary = msgspec.structs.replace(summary, newest=fewer)
     return summary

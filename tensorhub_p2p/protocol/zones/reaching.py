@@ -8,7 +8,8 @@ Theory of operation. The pool finds its members back by itself while it remember
 itself may have fallen apart. So about every `redial_interval` a gateway calls
 
     a fellow gateway of its zone that isn't in the pool
-    whoever is named in the summary of a zone from which nobody is in the pool
+    whoever is named in the summary of a zone from which nobody is in the pool; of those that
+    are taken for gone (fading.py), one zone a `push_pull_interval`, in turn
     one of its seeds: each time while such a zone exists or nobody else is in the pool, else
     once a `push_pull_interval`, to find those of whom nobody here has ever heard
 
@@ -17,8 +18,8 @@ gateways call theirs, the pool is connected as soon as one call between any two 
 gets through. While nobody of another zone is in the pool the rounds start faster, at
 `join_retry`, and slow down by half each.
 
-Bounds: `MAX_CALLS` addresses a round, drawn at random, and no address twice within half a
-`redial_interval`.
+Bounds: `MAX_CALLS` addresses a round, drawn at random, a seed, and those named by one zone that is
+taken for gone; no address twice within half a `redial_interval`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections.abc import Collection, Sequence
 
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.identity import PeerInfo
+from tensorhub_p2p.protocol.membership.summaries import is_obituary
 from tensorhub_p2p.protocol.messages import ZoneSummary
 
 MAX_CALLS = 8
@@ -62,6 +64,8 @@ class Rounds:
         self._config = config
         self._rng = rng
         self._seed_due = -math.inf
+        self._gone_due = -math.inf
+        self._turn = 0
         self._pause = config.join_retry
         self.next: float = -math.inf
         """When the next round is due."""
@@ -79,11 +83,21 @@ class Rounds:
             return []
         self.next = now + self._pause * self._rng.uniform(0.5, 1.5)
         self._pause = min(self._config.redial_interval, 1.5 * self._pause)
-        unreached = [s for s in foreign if s.zone not in zones_reached]
-        missing = [*missing_fellows, *(gateway for s in unreached for gateway in s.gateways)]
+        unreached = [summary for summary in foreign if summary.zone not in zones_reached]
+        there = [summary for summary in unreached if not is_obituary(summary)]
+        missing = [*missing_fellows, *(gateway for s in there for gateway in s.gateways)]
         addresses = [info.addresses[0] for info in missing if info.addresses]
         calls = self._rng.sample(addresses, min(MAX_CALLS, len(addresses)))
-        if seeds and (unreached or not zones_reached or now >= self._seed_due):
-            self._seed_due = now + self._config.push_pull_interval * self._rng.uniform(0.5, 1.5)
+        if seeds and (there or not zones_reached or now >= self._seed_due):
+            self._seed_due = self._much_later(now)
             calls.append(self._rng.choice(seeds))
+        gone = [summary for summary in unreached if is_obituary(summary)]
+        if gone and now >= self._gone_due:
+            self._gone_due = self._much_later(now)
+            self._turn += 1
+            named = gone[self._turn % len(gone)].gateways
+            calls += [info.addresses[0] for info in named if info.addresses]
         return calls
+
+    def _much_later(self, now: float) -> float:
+        return now + self._config.push_pull_interval * self._rng.uniform(0.5, 1.5)

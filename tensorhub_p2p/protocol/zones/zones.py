@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -43,7 +43,7 @@ from tensorhub_p2p.config import Config
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
 from tensorhub_p2p.protocol.machine import Event, Outbox, Send, SendTo, earliest
 from tensorhub_p2p.protocol.membership.members import GONE, MemberView
-from tensorhub_p2p.protocol.membership.summaries import names_few
+from tensorhub_p2p.protocol.membership.summaries import is_obituary, names_few, obituary
 from tensorhub_p2p.protocol.membership.swim import Swim
 from tensorhub_p2p.protocol.membership.swim_events import (
     Evidence,
@@ -58,6 +58,7 @@ from tensorhub_p2p.protocol.messages import (
     Message,
     PushPull,
     PushPullReply,
+    RetainSummary,
     Rumour,
     Status,
     VersionHint,
@@ -91,6 +92,10 @@ class GatewayChanged(Event):
     old: Status | None
 
 
+def _as_before(known: ZoneSummary | None) -> tuple[RetainSummary, ...]:
+    return known.retains if known is not None else ()
+
+
 class Zones:
     """The membership of one peer, in its zone and beyond. Has the machine's face, and Swim's."""
 
@@ -112,6 +117,8 @@ class Zones:
         self._line = Line(info, config.zones, lambda: self.home.members()[1:])
         self._greeter = Greeter(self.zone)
         fades_after = config.swim.forget_dead_after
+        self.retains: Callable[[ZoneSummary | None], tuple[RetainSummary, ...]] = _as_before
+        """What the zone's handles want kept, given what its last summary said of it."""
         self._author = Author(info, config.zones, fades_after, self._lives)
         self._fading = Fading(fades_after)
         self._home_calls = Pacing(config.swim.join_retry)
@@ -148,7 +155,7 @@ class Zones:
         if self.wide is not None and self.wide.round_is_due(now):
             self._call_missing(now, self.wide)
         self._settle(now)
-        self._fading.tick(now)
+        self._look_who_faded(now)
 
     def next_wakeup(self) -> float | None:
         """When something falls due; None for a peer that is alone or has left."""
@@ -191,8 +198,7 @@ class Zones:
         summaries = tuple(summaries)
         self.home.adopt_views(now, views, summaries)
         for summary in summaries:
-            if summary.zone != self.zone:
-                self._fading.heard(now, summary.zone)
+            self._note_life(now, summary)
         self._arrival.arrive(now)
         self._has_arrived = True
         self._line.adopt(now, (view for view in views if view.peer_id != self.me.peer_id))
@@ -236,8 +242,7 @@ class Zones:
 
     def zones(self) -> tuple[ZoneSummary, ...]:
         """The newest summary of each zone that is there, the own one too once it is written."""
-        known = self.home.summaries()
-        return tuple(summary for summary in known if not self._fading.has_faded(summary.zone))
+        return tuple(summary for summary in self.home.summaries() if not is_obituary(summary))
 
     def gateways(self) -> tuple[PeerId, ...]:
         """Who speaks for the own zone, as far as this peer knows; the first one writes."""
@@ -287,10 +292,6 @@ class Zones:
     def is_responsive(self, peer: PeerId) -> bool:
         """Whether it is of this zone, and neither gone nor silent."""
         return self.status(peer) is Status.ALIVE
-
-    def view(self) -> tuple[Rumour, ...]:
-        """The own opinion of everyone in the zone, as `absorb` takes it."""
-        return self.home.view()
 
     def newest(self) -> tuple[VersionHint, ...]:
         """The newest version of each model in the zone, as far as hints tell."""
@@ -408,7 +409,7 @@ class Zones:
         """Call who should be in one of the pools and isn't."""
         infos = [self.home.info(peer) for peer in self.gateways() if peer != self.me.peer_id]
         fellows = [info for info in infos if info is not None]
-        foreign = [summary for summary in self.zones() if summary.zone != self.zone]
+        foreign = [summary for summary in self.home.summaries() if summary.zone != self.zone]
         at_home = {a for view in self.members() if view.is_reachable for a in view.info.addresses}
         seeds = [seed for seed in self._seeds if seed not in at_home]
         wide.call_missing(now, fellows, foreign, seeds)
@@ -439,7 +440,11 @@ class Zones:
     # -- summaries --
 
     def _own_summary(self) -> ZoneSummary | None:
-        return next((summary for summary in self.zones() if summary.zone == self.zone), None)
+        """The newest known; it may be an obituary, until this zone has written the next one."""
+        return self._newest_of(self.zone)
+
+    def _newest_of(self, zone: str) -> ZoneSummary | None:
+        return next((summary for summary in self.home.summaries() if summary.zone == zone), None)
 
     def _write_summary(self, now: float) -> None:
         """Write it if this peer is the zone's first gateway, or nobody has written any."""
@@ -449,7 +454,8 @@ class Zones:
         infos = [self.home.info(peer) for peer in self._line.named]
         gateways = tuple(info for info in infos if info is not None)
         members = len(self.responsive())
-        summary = self._author.write(now, known, gateways, members, self.newest())
+        retains = self.retains(known)
+        summary = self._author.write(now, known, gateways, members, self.newest(), retains)
         if summary is not None:
             self._spread(now, summary)
 
@@ -466,17 +472,32 @@ class Zones:
 
     def _act_on_news(self, now: float, summary: ZoneSummary) -> None:
         """A summary is news here, and is being spread."""
+        self._note_life(now, summary)
+        if is_obituary(summary):
+            return
         self.outbox.emit(ZoneNews(summary))
-        if summary.zone != self.zone:
-            self._fading.heard(now, summary.zone)
-        else:
-            self._author.heard(now)
         if self.wide is None:
             return
         if summary.zone == self.zone:
             self._meet(now, summary.gateways)
         elif not self.wide.reaches(summary.zone):
             self.wide.hasten(now)
+
+    def _note_life(self, now: float, summary: ZoneSummary) -> None:
+        if is_obituary(summary):
+            self._fading.is_over(summary.zone)
+        elif summary.zone == self.zone:
+            self._author.heard(now)
+        else:
+            self._fading.heard(now, summary.zone)
+
+    def _look_who_faded(self, now: float) -> None:
+        """Spread the obituaries of zones from which nothing new has come for too long."""
+        for zone in self._fading.tick(now):
+            last = self._newest_of(zone)
+            if last is not None:
+                self._spread(now, obituary(last))
+                self._settle(now)
 
     def _lives(self, peer: PeerId) -> bool:
         """Whether either pool holds this peer for reachable, and home not for silent."""
@@ -538,6 +559,8 @@ class Zones:
             self._gateway_changed(now, event.member, event.old)
         elif isinstance(event, ZoneNews):
             self._learn(now, event.summary)
+        elif isinstance(event, WasAbsent):
+            self._fading.hold(now)
         elif isinstance(event, (Look, Unheard)):
             self.outbox.emit(event)
 

@@ -1,0 +1,1 @@
+"""Whole clusters in the simulator: peers with all their protocols, tensors, pulls and users."""

@@ -1,0 +1,474 @@
+"""Bytes in a simulation: how long a read takes, what it sees, and one pull of one shard.
+
+Rules of this file. What a pull decides is the real `Swarm`'s; here is what the engine
+(transfer/engine.py) and the readers do with it, with tokens instead of bytes. The order of
+steps is runtime/pulling.py's.
+
+Theory of operation. A read of a chunk waits for its turn on the source's line, then sees
+the chunk at its start and at its end: if the two differ it is torn. The puller takes a digest
+of what came, as it does of bytes. What else a read may meet:
+
+    the source      two-sided (tcp)               one-sided (cma, RDMA)
+    RUNNING         reads                         reads
+    STALLED         reads (its kernel sends on)   reads
+    PAUSED          hangs                         reads
+    CRASHED         is broken off                 is broken off
+    DOWN, cut off   hangs                         hangs
+    withdrawn       is refused, or broken off     refused; one that runs sees what comes
+                    by the end of the drain
+
+A read that hangs is given up after `source_timeout`. With probability `damage` a read comes
+out wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Protocol
+
+from tensorhub_p2p.errors import (
+    IntegrityError,
+    PeerClosed,
+    TensorHubError,
+    Timeout,
+    VersionUnavailable,
+)
+from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.protocol.identity import PeerId, Slot
+from tensorhub_p2p.protocol.machine import Event, Send
+from tensorhub_p2p.protocol.messages import Endpoint, Message
+from tensorhub_p2p.protocol.pulls.pull_events import (
+    ChunkHeld,
+    ChunkRevoked,
+    Completed,
+    Corrupt,
+    DigestsLearnt,
+    Fetch,
+    LayoutFound,
+    SourceFound,
+    SourceLost,
+    Starved,
+)
+from tensorhub_p2p.protocol.pulls.sources import Candidate, Fault, SourceId
+from tensorhub_p2p.protocol.pulls.swarm import Swarm
+from tensorhub_p2p.protocol.shards.verbs import Answer, HoldersChanged
+from tensorhub_p2p.sim.cluster.history import HandleId, ReadBegan
+from tensorhub_p2p.sim.cluster.memory import (
+    TRANSPORT,
+    Export,
+    Memory,
+    Token,
+    damaged,
+    digest_of,
+    torn,
+)
+from tensorhub_p2p.sim.cluster.tasks import Pending, Steps
+from tensorhub_p2p.sim.host import State
+from tensorhub_p2p.sim.network import SimNetwork
+
+if TYPE_CHECKING:
+    from tensorhub_p2p.sim.cluster.peer import SimPeer, VerbCall
+
+ROUND_TRIP = 0.002
+"""Seconds until a read's first byte, and until a refusal."""
+SAME_ZONE, FAR = 2, 3
+INCOMING: Token = "incoming"
+"""A chunk that is being written by a read."""
+
+
+@dataclass(frozen=True)
+class Connected:
+    source: SourceId
+
+
+@dataclass(frozen=True)
+class Landed:
+    source: SourceId
+    chunk: int
+    token: Token
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A read, or with chunk -1 a connection, that came to nothing."""
+
+    source: SourceId
+    chunk: int
+    fault: Fault
+
+
+@dataclass(eq=False)
+class Reading:
+    """One read under way."""
+
+    pull: SimPull
+    source: SourceId
+    export: int
+    chunk: int
+    asked: float
+    seen: Token = ""
+
+
+class Reads:
+    """All reads of one simulation."""
+
+    def __init__(
+        self,
+        network: SimNetwork,
+        rng: random.Random,
+        *,
+        rate: float,
+        one_sided: bool,
+        damage: float,
+        timeout: float,
+    ) -> None:
+        self.damage = damage
+        self._network = network
+        self._rng = rng
+        self._rate = rate
+        self._one_sided = one_sided
+        self._timeout = timeout
+        self._free_at: dict[PeerId, float] = {}
+        """When a source's line has sent what it was asked for."""
+
+    @property
+    def one_sided(self) -> bool:
+        return self._one_sided
+
+    def connect(self, pull: SimPull, source: SourceId) -> None:
+        """`Connected` or `Failed` is put into the pull."""
+        fault = self._obstacle(pull, source)
+        wait = self._timeout if fault is Fault.SILENT else ROUND_TRIP
+        report = Connected(source) if fault is None else Failed(source, -1, Fault.UNREACHABLE)
+        self._network.at(self._network.now + wait, lambda: pull.deliver(report))
+
+    def read(
+        self, pull: SimPull, source: SourceId, endpoints: tuple[Endpoint, ...], chunk: int
+    ) -> None:
+        """`Landed` or `Failed` is put into the pull, exactly once."""
+        now, lasts = self._network.now, pull.memory.layout.chunk_range(chunk)[1] / self._rate
+        begins = max(now, self._free_at.get(source.peer, now))
+        self._free_at[source.peer] = begins + lasts
+        reading = Reading(pull, source, int(endpoints[0].blob), chunk, now)
+        self._network.at(begins, lambda: self._begin(reading, lasts))
+
+    def _begin(self, reading: Reading, lasts: float) -> None:
+        pull, source = reading.pull, reading.source
+        if pull.over or self._is_stopped(reading):
+            return
+        export = self._export(reading)
+        if export is None or not export.admits(reading.chunk):
+            self._report(reading, Fault.WITHDREW)
+            return
+        fact = ReadBegan(pull.handle.id, source.peer, source.slot, pull.publication, reading.chunk)
+        pull.peer.world.history.note(fact)
+        pull.memory.tokens[reading.chunk] = INCOMING
+        reading.seen = export.memory.tokens[reading.chunk]
+        export.reads += 1
+        self._network.at(self._network.now + lasts + ROUND_TRIP, lambda: self._end(reading, export))
+
+    def _end(self, reading: Reading, export: Export) -> None:
+        export.reads -= 1
+        if reading.pull.over or self._is_stopped(reading):
+            return
+        if not export.open and not self._one_sided:
+            self._report(reading, Fault.WITHDREW)
+            return
+        token = export.memory.tokens[reading.chunk]
+        if token != reading.seen:
+            token = torn(reading.seen, token)
+        if self.damage and self._rng.random() < self.damage:
+            token = damaged(token)
+        reading.pull.deliver(Landed(reading.source, reading.chunk, token))
+
+    def _is_stopped(self, reading: Reading) -> bool:
+        """Something is in the way; the pull hears of it, at once or in time."""
+        fault = self._obstacle(reading.pull, reading.source)
+        if fault is not None:
+            self._report(reading, fault)
+        return fault is not None
+
+    def _obstacle(self, pull: SimPull, source: SourceId) -> Fault | None:
+        network = self._network
+        there, here = network.find(source.peer), network.host(pull.peer.peer_id)
+        if there is None or there.state is State.CRASHED:
+            return Fault.GONE
+        silent = there.state is State.DOWN
+        silent = silent or (there.state is State.PAUSED and not self._one_sided)
+        weather = network.weather
+        if silent or weather.cuts(there, here) or weather.cuts(here, there):
+            return Fault.SILENT
+        return None
+
+    def _report(self, reading: Reading, fault: Fault) -> None:
+        report = Failed(reading.source, reading.chunk, fault)
+        when = self._network.now + ROUND_TRIP
+        if fault is Fault.SILENT:
+            when = max(self._network.now, reading.asked + self._timeout)
+        self._network.at(when, lambda: reading.pull.deliver(report))
+
+    def _export(self, reading: Reading) -> Export | None:
+        machine = self._network.host(reading.source.peer).machine
+        exports: dict[int, Export] = getattr(machine, "exports", {})
+        return exports.get(reading.export)
+
+
+Item = object
+"""(sender, message), HoldersChanged, a PeerId that is dead, Connected, Landed, Failed; or None:
+the handle is being closed."""
+
+
+class Puller(Protocol):
+    """Whose memory a pull writes: a handle, or a copy that is kept for others."""
+
+    @property
+    def peer(self) -> SimPeer: ...
+    @property
+    def slot(self) -> Slot: ...
+    @property
+    def id(self) -> HandleId: ...
+    @property
+    def memory(self) -> Memory: ...
+
+    def give_up_old(self, timeout: float) -> Steps[None]:
+        """Bytes change from here on."""
+
+    def announce_part(self, answer: Answer, export: Export, timeout: float) -> VerbCall | None:
+        """Tell others that it comes, if they may know."""
+
+
+class SimPull:
+    """One pull, from the group's answer to the last verified chunk. Use once."""
+
+    def __init__(self, handle: Puller, answer: Answer, deadline: float) -> None:
+        self.handle = handle
+        self.peer: SimPeer = handle.peer
+        self.memory = handle.memory
+        self.publication = answer.publication
+        self.export: Export | None = None
+        """What others may read; None until bytes may change."""
+        self.moved = 0
+        self.complete = False
+        """All of it is in the tensors, and verified."""
+        self.unavailable = False
+        """It failed for a reason that does not pass."""
+        self._answer = answer
+        self._deadline = deadline
+        self._name = f"{self.peer.peer_id}/{self.peer.world.number()}"
+        self._swarm = Swarm(
+            self._name,
+            answer.publication,
+            SourceId(self.peer.peer_id, handle.slot),
+            handle.memory.layout,
+            (TRANSPORT,),
+            self.peer.config.pull,
+            random.Random(self.peer.rng.getrandbits(64)),
+        )
+        self._inbox: deque[Item] = deque()
+        self._wake = Pending()
+        self._timer_at = -inf
+        """When the process's timer for this pull goes off next, if that is to come."""
+        self._endpoints: dict[SourceId, tuple[Endpoint, ...]] = {}
+        self._found: list[SourceFound] = []
+        self._laid_out = False
+        self._begun = False
+        self.over = False
+        """Nothing of it writes into the tensors any more."""
+        self._wanted: dict[int, bytes] = {}
+        """By chunk: the digest that it was last fetched for."""
+        self._learnt: list[tuple[int, bytes]] = []
+        self._announced: VerbCall | None = None
+        self.untold: dict[int, bytes] = {}
+        """Verified chunks of which the node is told once the whole is announced."""
+
+    # --- what arrives ---
+
+    def put(self, item: Item) -> None:
+        """From inside the process."""
+        self._inbox.append(item)
+        self._wake.settle()
+
+    def deliver(self, item: Connected | Landed | Failed) -> None:
+        """From a reader of this pull: it goes on as soon as the process runs."""
+        self.peer.post(lambda: self.put(item))
+
+    # --- the pull ---
+
+    def run(self) -> Steps[None]:
+        """Pull. Raises VersionUnavailable, IntegrityError, Timeout, or what giving up raises."""
+        peer, slot = self.peer, self.handle.slot
+        peer.pulls[self._name] = self
+        model, shard = slot.group.model, slot.shard
+        follow = peer.node.follow(peer.now, model, shard, self.publication)
+        peer.follows[follow] = self
+        peer.pump()
+        try:
+            while not self.over:
+                yield from self._step()
+        except TensorHubError as error:
+            self.unavailable = isinstance(error, (VersionUnavailable, IntegrityError))
+            if self._announced is not None:
+                peer.node.interrupt(peer.now, slot, self._announced.number)
+            raise
+        finally:
+            self._stop()
+            del peer.pulls[self._name], peer.follows[follow]
+            peer.node.unfollow(peer.now, follow)
+            peer.pump()
+        if self._announced is not None:
+            yield from self._settle_announcement(self._announced)
+
+    def _step(self) -> Steps[None]:
+        """Wait for something to happen, take it in, do what the swarm decided."""
+        wakeup = self._swarm.next_wakeup()
+        if not self._inbox:
+            yield self._woken(self._deadline if wakeup is None else min(wakeup, self._deadline))
+        while self._inbox and not self.over:
+            yield from self._accept(self._inbox.popleft())
+        now = self.peer.now
+        if wakeup is not None and now >= wakeup:
+            self._swarm.tick(now)
+        if now >= self._deadline and not self._swarm.done:
+            raise Timeout(f"pulling {self.publication} timed out")
+        for output in self._swarm.outbox.drain():
+            if isinstance(output, Send):
+                self.peer.outbox.send(output.to, output.message)
+            elif isinstance(output, Event):
+                self._on_event(output)
+
+    def _woken(self, by: float) -> Pending:
+        """Settled with the next item, or then; sometimes before, which does no harm."""
+        self._wake = Pending()
+        if not self.peer.now < self._timer_at <= by:
+            self._timer_at = by
+            self.peer.at(by, lambda: self._wake.settle())
+        return self._wake
+
+    def _accept(self, item: Item) -> Steps[None]:
+        swarm, now = self._swarm, self.peer.now
+        if item is None:
+            raise PeerClosed(f"the handle was closed while it pulled {self.publication}")
+        if isinstance(item, Landed):
+            self._land(now, item)
+        elif isinstance(item, Failed) and item.chunk < 0:
+            swarm.unreachable(now, item.source, item.fault.value)
+        elif isinstance(item, Failed):
+            swarm.failed(now, item.source, item.chunk, item.fault)
+        elif isinstance(item, Connected):
+            yield from self._begin()
+        elif isinstance(item, HoldersChanged):
+            swarm.candidates(
+                now,
+                [Candidate(h.peer, h.slot, h.phase, self._locality(h.peer)) for h in item.holders],
+                item.digests,
+            )
+        elif isinstance(item, tuple):
+            sender, message = item
+            assert isinstance(message, Message)
+            swarm.receive(now, sender, message)
+        else:
+            assert isinstance(item, str)
+            swarm.lost(now, PeerId(item))
+
+    def _locality(self, peer: PeerId) -> int:
+        info = self.peer.node.info_of(peer)
+        return SAME_ZONE if info is not None and info.zone == self.peer.info.zone else FAR
+
+    def _land(self, now: float, item: Landed) -> None:
+        """The bytes are in place, whatever they are; only the digest says whether they count."""
+        self.moved += 1
+        self.memory.tokens[item.chunk] = item.token
+        digest = digest_of(item.token)
+        if digest == self._wanted[item.chunk]:
+            self._swarm.fetched(now, item.source, item.chunk, digest)
+        else:
+            self._swarm.failed(now, item.source, item.chunk, Fault.MISMATCH)
+
+    # --- what the swarm decided ---
+
+    def _on_event(self, event: Event) -> None:
+        node, slot, publication = self.peer.node, self.handle.slot, self.publication
+        now = self.peer.now
+        if isinstance(event, Fetch):
+            self._wanted[event.chunk] = event.digest
+            endpoints = self._endpoints[event.source]
+            self.peer.world.reads.read(self, event.source, endpoints, event.chunk)
+        elif isinstance(event, ChunkHeld):
+            assert self.export is not None
+            self.export.allowed.add(event.chunk)
+            if self._announced is not None:
+                node.verified(now, slot, publication, event.chunk, event.digest)
+            else:
+                self.untold[event.chunk] = event.digest
+        elif isinstance(event, ChunkRevoked):
+            assert self.export is not None
+            self.export.allowed.discard(event.chunk)
+            self.untold.pop(event.chunk, None)
+            node.revoked(now, slot, publication, event.chunk)
+        elif isinstance(event, DigestsLearnt):
+            self._learnt += event.digests
+            self._tell_digests()
+        elif isinstance(event, LayoutFound):
+            self._laid_out = True
+            found, self._found = self._found, []
+            for source in found:
+                self._on_source(source)
+        elif isinstance(event, SourceFound):
+            self._on_source(event)
+        elif isinstance(event, SourceLost):
+            pass  # reads there are broken off, or hang and are given up
+        elif isinstance(event, Completed):
+            self.over = self.complete = True
+        elif isinstance(event, Starved):
+            raise VersionUnavailable(f"{publication} can't be had: chunks {event.chunks}")
+        elif isinstance(event, Corrupt):
+            raise IntegrityError(f"chunk {event.chunk} of {publication} is wrong everywhere")
+        self.peer.pump()
+
+    def _on_source(self, event: SourceFound) -> None:
+        if not self._laid_out:
+            self._found.append(event)
+            return
+        self._endpoints[event.source] = event.endpoints
+        if not self._begun:
+            self.peer.world.reads.connect(self, event.source)
+
+    def _tell_digests(self) -> None:
+        if self._begun and self._announced is not None:
+            learnt, self._learnt = self._learnt, []
+            for chunk, digest in learnt:
+                self.peer.node.digested(
+                    self.peer.now, self.handle.slot, self.publication, chunk, digest
+                )
+
+    def _begin(self) -> Steps[None]:
+        """The first source within reach: bytes may change once the old version is given up."""
+        if self._begun:
+            return
+        yield from self.handle.give_up_old(max(0.01, self._deadline - self.peer.now))
+        self.export = self.peer.export(self.memory, ChunkSet(self.memory.layout.num_chunks))
+        self._announced = self.handle.announce_part(self._answer, self.export, self._left)
+        self._begun = True
+        self._tell_digests()
+        self._swarm.begin(self.peer.now)
+
+    @property
+    def _left(self) -> float:
+        return max(0.01, self._deadline - self.peer.now)
+
+    def _settle_announcement(self, announced: VerbCall) -> Steps[None]:
+        """The first announcement ran beside the pull; a handle has one verb at a time."""
+        try:
+            yield announced
+        except TensorHubError:
+            pass  # the second announcement meets the same, and tells of it
+
+    def _stop(self) -> None:
+        self.over = True
+        self._swarm.stop(self.peer.now)
+        for output in self._swarm.outbox.drain():
+            if isinstance(output, Send):
+                self.peer.outbox.send(output.to, output.message)

@@ -1,0 +1,458 @@
+"""Deliberate bugs, one or more for each check of the whole-cluster simulator.
+
+Each is a patch of the product, made and taken back by a context manager, with the check that
+must find it. A check that finds no bug counts for nothing (test_sim_cluster_mutants.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from tensorhub_p2p.protocol.directory import admission, quorum
+from tensorhub_p2p.protocol.directory.warming import Debts
+from tensorhub_p2p.protocol.groups import calls, leading, resolving
+from tensorhub_p2p.protocol.groups.candidate import Candidate
+from tensorhub_p2p.protocol.groups.claims import generation_of
+from tensorhub_p2p.protocol.groups.election import Election
+from tensorhub_p2p.protocol.groups.generation_gate import GenerationGate
+from tensorhub_p2p.protocol.groups.leading import CallLeader, LeaderState
+from tensorhub_p2p.protocol.groups.notices import Notices
+from tensorhub_p2p.protocol.groups.resolving import DirectoryResolver
+from tensorhub_p2p.protocol.groups.selection import holdings
+from tensorhub_p2p.protocol.messages import KeepAnswer
+from tensorhub_p2p.protocol.shards import needs
+from tensorhub_p2p.protocol.shards.keeping import Keep
+from tensorhub_p2p.protocol.shards.publishing import Hidden, References
+from tensorhub_p2p.protocol.shards.running_verb import RunningVerb, Verb
+from tensorhub_p2p.protocol.shards.served import Served
+from tensorhub_p2p.protocol.shards.serving import Drained, ShardServer
+from tensorhub_p2p.protocol.shards.shard import ShardNode
+from tensorhub_p2p.protocol.shards.verbs import StopDigests
+from tensorhub_p2p.protocol.shards.withdrawing import RefState, Withdrawal
+from tensorhub_p2p.sim.cluster import checks
+from tensorhub_p2p.sim.cluster.checks import ClusterCheck
+from tensorhub_p2p.sim.cluster.faults import Replace
+from tensorhub_p2p.sim.cluster.seeds import ClusterRun, Setting
+from tensorhub_p2p.sim.cluster.transfer import SimPull
+from tensorhub_p2p.sim.faults import Crash, Fault, Pause, Schedule
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug: what it is, who must find it, and in what runs it shows."""
+
+    name: str
+    check: type[ClusterCheck]
+    apply: Callable[[], Any]
+    """A context manager."""
+    setting: Callable[[Setting], Setting] = lambda setting: setting
+    faults: tuple[Fault, ...] = ()
+    """What goes wrong, if that must be something special."""
+
+    def run(self, seed: int) -> ClusterRun:
+        """One run in which it may show, to be carried out while it is applied."""
+        setting = self.setting(Setting.drawn(seed))
+        schedule = Schedule(self.faults) if self.faults else setting.faults()
+        return ClusterRun(setting, schedule, (self.check,))
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(
+    check: type[ClusterCheck], *faults: Fault, **changes: object
+) -> Callable[[Callable[[], Iterator[None]]], None]:
+    """Enlist a bug. `changes` are made to the drawn setting: runs in which it can show."""
+
+    def enlist(make: Callable[[], Iterator[None]]) -> None:
+        def setting(drawn: Setting) -> Setting:
+            return replace(drawn, **changes)  # type: ignore[arg-type]
+
+        MUTANTS.append(Mutant(make.__name__, check, contextmanager(make), setting, faults))
+
+    return enlist
+
+
+@contextmanager
+def patched(*places: tuple[object, str, object]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, name, value in places:
+            stack.enter_context(patch.object(owner, name, value))
+        yield
+
+
+def nothing(*_args: object, **_options: object) -> None:
+    """In place of a method: it does nothing."""
+
+
+# --- groups ---
+
+
+@mutant(checks.OneGeneration, steady=False)
+def a_generation_takes_the_counter_of_the_one_before() -> Iterator[None]:
+    draft, on_propose = Candidate.draft, Election._on_propose
+
+    def drafts_again(self: Candidate, members: Any, above: int, floor: Any) -> Any:
+        record = draft(self, members, above, floor)
+        if record is None or record.generation.counter < 2:
+            return record
+        generation = generation_of(record.generation.counter - 1, members)
+        return msgspec.structs.replace(record, generation=generation)
+
+    def votes_again(self: Election, now: float, sender: Any, message: Any) -> None:
+        self._accepted = 0
+        on_propose(self, now, sender, message)
+
+    with patched((Candidate, "draft", drafts_again), (Election, "_on_propose", votes_again)):
+        yield
+
+
+@mutant(checks.SameAnswer, shards=2, steady=False)
+def who_asks_after_the_decision_has_it_decided_anew() -> Iterator[None]:
+    asked = CallLeader._asked
+
+    def asks_anew(self: CallLeader, now: float, shard: int, call: int, ask: Any) -> None:
+        if call == self.call and self.state is LeaderState.DECIDED:
+            self._resolve(now, ask.question)
+        asked(self, now, shard, call, ask)
+
+    with patched((CallLeader, "_asked", asks_anew)):
+        yield
+
+
+@mutant(checks.NobodyUnaware, shards=2, steady=False)
+def nobody_is_told_of_the_end_of_a_generation() -> Iterator[None]:
+    with patched((Notices, "generation_ended", nothing)):
+        yield
+
+
+@mutant(
+    checks.NobodyUnaware,
+    Crash(1.0, inf, 0),
+    Crash(1.0, inf, 1),
+    shards=2,
+    chunks=6,
+    rate=1e6,
+    duration=18.0,
+    loss=0.0,
+    steady=False,
+)
+def nobody_is_told_of_a_void() -> Iterator[None]:
+    with patched((Notices, "call_over", nothing), (ShardNode, "_fail_with_notice", _silent)):
+        yield
+
+
+def _silent(self: ShardNode) -> None:
+    """As the real one; without a notice the verb just ends as if it had timed out."""
+    notice = self.part.notices.take()
+    self._expire(0.0) if notice is None else self._fail(notice)
+
+
+@mutant(checks.NobodyUnaware, shards=2, steady=False)
+def every_member_is_told_of_an_end_twice() -> Iterator[None]:
+    take = Notices.take
+
+    def takes_and_keeps(self: Notices) -> Any:
+        notice = take(self)
+        if notice is not None and not hasattr(notice, "again"):
+            notice.again = True  # type: ignore[attr-defined]
+            self.pending = type(notice)(str(notice))
+            self.pending.again = True  # type: ignore[attr-defined]
+        return notice
+
+    with patched((Notices, "take", takes_and_keeps)):
+        yield
+
+
+@mutant(checks.NeverBackwards, keeps=False, steady=False, rollouts=2)
+def a_group_has_no_floor_and_is_given_the_oldest_at_times() -> Iterator[None]:
+    turns = itertools.cycle((max, min))
+
+    def any_of_them(question: Any, found: Any, _floor: Any) -> Any:
+        usable = [holding for holding in found.values() if holding.whole and holding.covered]
+        return next(turns)(usable, key=lambda holding: holding.publication, default=None)
+
+    never = lambda _question, _decision, _floor: False  # noqa: E731
+    with patched(
+        (resolving, "select", any_of_them),
+        (calls, "falls_below", never),
+        (leading, "falls_below", never),
+    ):
+        yield
+
+
+@mutant(
+    checks.Fenced,
+    Pause(1.0, 6.0, 0),
+    Replace(4.0, inf, 0),
+    shards=1,
+    sockets=False,
+    steady=False,
+    keeps=False,
+    zones=1,
+    duration=10.0,
+)
+def nobody_is_fenced() -> Iterator[None]:
+    admits = lambda _self, _now, _sender, _message: True  # noqa: E731
+    with patched(
+        (admission, "_fenced", nothing),
+        (GenerationGate, "admits", admits),
+    ):
+        yield
+
+
+@mutant(checks.Lively, shards=2, steady=False)
+def the_death_of_a_member_breaks_nothing() -> Iterator[None]:
+    with patched((Election, "peer_gone", nothing), (Election, "_on_claims", nothing)):
+        yield
+
+
+# --- versions ---
+
+
+@mutant(checks.WholeOnly, shards=2, steady=False)
+def a_version_is_whole_with_a_shard_missing() -> Iterator[None]:
+    def sees_more(registers: Any, is_gone: Any) -> Any:
+        found = holdings(registers, is_gone)
+        for holding in found.values():
+            if len(holding.publishing) >= holding.num_shards - 1:
+                holding.whole = True
+                for shard in range(holding.num_shards):
+                    holding.ready.setdefault(shard, set()).update(
+                        *(peers for peers in holding.ready.values())
+                    )
+        return found
+
+    with patched((resolving, "holdings", sees_more), (admission, "_admit_mark", nothing)):
+        yield
+
+
+SOON_GONE: dict[str, Any] = {
+    "steady": False,
+    "zones": 1,
+    "shards": 1,
+    "trainers": 1,
+    "rollouts": 2,
+    "elastic": 2,
+    "follower": 0,
+    "retainers": 0,
+    "offload_chunks": 0,
+    "spares": 1,
+    "keeps": False,
+    "period": 0.4,
+    "cuts": False,
+    "converged": True,
+    "retracts": False,
+    "duration": 6.0,
+}
+"""Runs in which versions are gone before long, and there is no memory for copies."""
+
+
+@mutant(checks.KeptForCalls, **SOON_GONE, chunks=3, rate=2e6, latency=(0.0002, 0.002))
+def pins_hold_nothing_back() -> Iterator[None]:
+    with patched((needs, "pins_of_others", lambda *_what: ())):
+        yield
+
+
+@mutant(
+    checks.KeptForCalls,
+    *(Pause(at, 0.9, place) for at in (0.5, 2.0, 3.5, 5.0, 6.5) for place in (1, 2, 3, 4)),
+    **SOON_GONE,
+    chunks=1,
+    latency=(0.02, 0.1),
+)
+def what_is_withdrawn_can_be_pinned() -> Iterator[None]:
+    def is_satisfied(self: DirectoryResolver, now: float, _pinned: Any) -> None:
+        assert self._answer is not None
+        check(self, now, self._answer)
+
+    check = DirectoryResolver._check
+    with patched((admission, "_admit_pin", nothing), (DirectoryResolver, "_check", is_satisfied)):
+        yield
+
+
+@mutant(checks.NoDigestAfterHiding, keeps=False, chunks=6, digest_seconds=0.2, steady=False)
+def digests_go_on_after_hiding() -> Iterator[None]:
+    on_hidden = ShardNode._on_hidden
+
+    def says_less(self: ShardNode, now: float, event: Any) -> None:
+        on_hidden(self, now, event)
+        self.outbox.items = [x for x in self.outbox.items if not isinstance(x, StopDigests)]
+
+    handlers = {**ShardNode._handlers, Hidden: says_less}
+    with patched((ShardNode, "_handlers", handlers)):
+        yield
+
+
+# --- bytes ---
+
+
+@mutant(checks.RightBytes, damage=0.05, steady=False)
+def a_pull_believes_what_it_reads() -> Iterator[None]:
+    def believes(self: SimPull, now: float, item: Any) -> None:
+        self.moved = True
+        self.memory.tokens[item.chunk] = item.token
+        self._swarm.fetched(now, item.source, item.chunk, self._wanted[item.chunk])
+
+    with patched((SimPull, "_land", believes)):
+        yield
+
+
+@mutant(
+    checks.Drains,
+    steady=False,
+    upload_slots=1,
+    shards=1,
+    rollouts=4,
+    rate=5e6,
+    chunks=6,
+    duration=6.0,
+)
+def a_withdrawn_shard_is_offered_on() -> Iterator[None]:
+    def goes_on(self: ShardServer, now: float, _reason: str) -> None:
+        self._outbox.emit(Drained(self.slot, self.publication))
+
+    with patched((ShardServer, "withdraw", goes_on), (Served, "drained", nothing)):
+        yield
+
+
+# --- deadlines, and the directory ---
+
+
+@mutant(checks.Deadlines, steady=False, duration=18.0)
+def a_verb_ends_long_after_its_deadline() -> Iterator[None]:
+    begin = RunningVerb.begin
+
+    def begins_later(self: RunningVerb, verb: Verb, *, closed: bool) -> bool:
+        verb.deadline += 6.0
+        return begin(self, verb, closed=closed)
+
+    with patched((RunningVerb, "begin", begins_later)):
+        yield
+
+
+@mutant(checks.NotLost, steady=True, slow_repair=True, loss=0.2)
+def new_owners_answer_before_they_merged() -> Iterator[None]:
+    with patched((Debts, "warm", property(lambda _self: True))):
+        yield
+
+
+@mutant(checks.NotLost, steady=True, slow_repair=True, loss=0.2)
+def one_owner_is_a_majority() -> Iterator[None]:
+    with patched((quorum, "majority", lambda _count: 1)):
+        yield
+
+
+@mutant(checks.Linear, steady=True, slow_repair=True, loss=0.2)
+def a_publish_ends_before_it_is_anywhere() -> Iterator[None]:
+    write = References.write
+
+    def forgets_one(
+        self: References, now: float, phase: Any, then: Any, *, kept: bool = False
+    ) -> None:
+        write(self, now, phase, lambda _now, _refused: None, kept=kept)
+        then(now, None)
+
+    with patched((References, "write", forgets_one)):
+        yield
+
+
+# --- retention ---
+
+
+WANTED: dict[str, Any] = {
+    "steady": False,
+    "zones": 1,
+    "shards": 1,
+    "trainers": 1,
+    "rollouts": 1,
+    "retainers": 1,
+    "newest": 2,
+    "offload_chunks": 48,
+    "keeps": False,
+    "period": 0.4,
+    "cuts": False,
+    "spot": False,
+}
+"""Runs in which versions are wanted, and there is memory for them."""
+
+
+@mutant(checks.RetainedStays, **WANTED)
+def nobody_looks_what_is_retained() -> Iterator[None]:
+    with patched((needs, "protected", lambda _found, _wishes: {})):
+        yield
+
+
+@mutant(
+    checks.RetainedStays,
+    **{**WANTED, "rollouts": 2},
+    follower=1,
+    elastic=0,
+    spares=1,
+    chunks=1,
+    converged=True,
+    duration=8.0,
+    intensity=8.0,
+    copy_fails=1.0,
+    latency=(0.001, 0.02),
+    loss=0.1,
+)
+def whoever_is_asked_to_keep_it_says_yes() -> Iterator[None]:
+    def says_yes(self: References, _now: float, sender: Any, ask: Any) -> None:
+        self.outbox.send(sender, KeepAnswer(ask.request, True))
+
+    with patched((References, "_asked", says_yes), (Withdrawal, "is_promised", nothing)):
+        yield
+
+
+@mutant(checks.RetainedStays, **{**WANTED, "rollouts": 0, "newest": 3}, duration=10.0)
+def a_copy_is_freed_at_once() -> Iterator[None]:
+    def frees(self: Keep, now: float, _need: Any) -> None:
+        if self.references.state is RefState.HELD:
+            self.references.withdraw(now, freeing=True)
+
+    def bound_by_nothing(self: Withdrawal, now: float) -> Any:
+        return () if self._around.offload else bound_by(self, now)
+
+    bound_by = Withdrawal._bound_by
+    with patched((Keep, "_on_need", frees), (Withdrawal, "_bound_by", bound_by_nothing)):
+        yield
+
+
+@mutant(checks.RetainedStays, **WANTED)
+def nobody_waits_for_the_copy() -> Iterator[None]:
+    on_reserved = Withdrawal._on_reserved
+
+    def hides(self: Withdrawal, now: float, why: str) -> None:
+        on_reserved(self, now, why)
+        if self.state is RefState.OFFLOADING:
+            self._hide(now, kept=True)
+
+    with patched((Withdrawal, "_on_reserved", hides)):
+        yield
+
+
+@mutant(checks.MemoryEndsFree, **WANTED)
+def a_copy_is_kept_for_ever() -> Iterator[None]:
+    with patched((Keep, "_on_need", nothing)):
+        yield
+
+
+@mutant(checks.Retracted, **WANTED, retracts=True)
+def nobody_hears_that_a_version_is_bad() -> Iterator[None]:
+    def sees_nothing_bad(registers: Any, is_gone: Any) -> Any:
+        found = holdings(registers, is_gone)
+        for holding in found.values():
+            holding.retracted = False
+        return found
+
+    with patched((resolving, "holdings", sees_nothing_bad), (admission, "_retracted", nothing)):
+        yield
