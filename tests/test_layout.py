@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensorhub_p2p.errors import LayoutMismatch
@@ -40,6 +40,7 @@ def test_chunks_cover_the_range_once_and_in_order(sizes: list[int]) -> None:
 
 
 @given(st.integers(0, 1 << 45))
+@example(128 * MIN_CHUNK_BYTES + 1)
 def test_the_grid_is_a_power_of_two_that_gives_about_128_chunks(num_bytes: int) -> None:
     chunk = chunk_bytes_for(num_bytes)
     assert MIN_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES

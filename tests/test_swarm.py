@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tensorhub_p2p.config import PullConfig
@@ -753,8 +753,25 @@ junk = st.one_of(
 )
 
 
+A_LAYOUT_WITHOUT_PAGES = PullOffer(
+    pull="p",
+    slot=A.slot,
+    publication=PUBLICATION,
+    granted=False,
+    layout=layout_of(9).digest,
+    num_bytes=0,
+    chunk_bytes=1 << 20,
+    have=b"",
+    known=b"",
+    digests=b"",
+    endpoints=(),
+    others=(),
+)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(junk, st.floats(0, 1)), max_size=12))
+@example([(A_LAYOUT_WITHOUT_PAGES, 0.0)])
 def test_whatever_a_source_says_nothing_is_raised_and_the_pull_ends(
     said: list[tuple[Message, float]],
 ) -> None:

@@ -60,7 +60,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 def chunk_bytes_for(num_bytes: int) -> int:
     """The grid for a range of this size: a power of two from 1 to 16 MiB, about size / 128."""
-    aim = max(1, num_bytes // CHUNKS_AIMED_AT)
+    aim = max(1, -(-num_bytes // CHUNKS_AIMED_AT))
     return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, 1 << (aim - 1).bit_length()))
 
 

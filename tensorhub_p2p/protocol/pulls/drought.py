@@ -3,7 +3,8 @@
 Rule of this file. It watches what is to be had and gives the verdict; it changes nothing.
 
 A chunk is *dry* while nobody who answers has it (a source whose reads fail time and again
-counts as having nothing); before the layout is known the whole is, while nobody answers.
+counts as having nothing); before the layout is known the whole is, while nobody answers, and
+while those who answered send no more of its pages.
 Once some chunk was dry for `unavailable_after` seconds without a break, the verdict is
 
     Corrupt   wrong bytes of a dry chunk came before: from whom
@@ -48,6 +49,8 @@ class Drought:
         self._rng = rng
         self._dry = 0
         self._since: float | None = None
+        self._pages: int | None = None
+        """How far the layout's pages had come."""
 
     def check(self, now: float) -> Event | None:
         """The verdict, once the same chunk was to be had nowhere for too long."""
@@ -76,7 +79,8 @@ class Drought:
         """Chunks that nobody who answers has; a lone bit for the unknown whole."""
         answering = self._sources.answering()
         if self._agreement.found is None:
-            return 0 if answering else 1
+            pages, self._pages = self._pages, self._agreement.next
+            return 0 if answering and pages != self._pages else 1
         reachable = 0
         for source in answering:
             if not source.failing:
