@@ -327,6 +327,18 @@ SHORT = (20.0, 20.0)
 """The same, for comparing one zone with ten."""
 
 
+def _traffic_of(ours: dict[str, Any], other: dict[str, Any] | None) -> list[str]:
+    """The figures of one row: all peers, gateways apart, and memberlist's where it was run."""
+    gateways = ours["gateways"]
+    return [
+        f"{ours['all']['mean_bytes']:.0f} B/s",
+        f"{ours['others']['max_bytes']:.0f} B/s",
+        f"{gateways['mean_bytes']:.0f}, {gateways['max_bytes']:.0f} B/s" if gateways else "",
+        f"{ours['all']['mean_messages']:.2f} /s",
+        f"{other['all']['mean_bytes']:.0f} B/s" if other else "",
+    ]
+
+
 def traffic(bench: Bench) -> Section:
     """What a peer sends when nothing happens: against the cluster's size, and with zones."""
     plan = bench.plan(TRAFFIC, QUICK_TRAFFIC)
@@ -361,26 +373,10 @@ def traffic(bench: Bench) -> Section:
 
     def row(peers: int, zones: int, rate: float, times: tuple[float, float]) -> float:
         ours = measured("ours", peers, zones, rate, times)
-        gateways = ours["gateways"]
-        other = found.get(("memberlist", peers, zones, rate, times))
-        section.rows.append(
-            [
-                str(peers),
-                str(zones),
-                f"{rate:.0%}",
-                f"{ours['all']['mean_bytes']:.0f} B/s",
-                f"{ours['others']['max_bytes']:.0f} B/s",
-                f"{gateways['mean_bytes']:.0f}, {gateways['max_bytes']:.0f} B/s"
-                if gateways
-                else "",
-                f"{ours['all']['mean_messages']:.2f} /s",
-                f"{other[0]['all']['mean_bytes']:.0f} B/s" if other else "",
-            ]
-        )
-        section.data[f"{peers}/{zones}/{rate}/{times[0]:g}"] = {
-            "ours": ours,
-            "memberlist": other[0] if other else None,
-        }
+        (other,) = found.get(("memberlist", peers, zones, rate, times), [None])
+        section.rows.append([str(peers), str(zones), f"{rate:.0%}", *_traffic_of(ours, other)])
+        what = f"{peers}/{zones}/{rate}/{times[0]:g}"
+        section.data[what] = {"ours": ours, "memberlist": other}
         return float(ours["all"]["mean_bytes"])
 
     means = {(p, rate): row(p, 1, rate, plan[p]) for rate in rates for p in plan}

@@ -37,7 +37,8 @@ from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publicati
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.messages import Message, Phase
 from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.publishing import Announced, Held, References
+from tensorhub_p2p.protocol.shards.held import Held
+from tensorhub_p2p.protocol.shards.publishing import Announced, References
 from tensorhub_p2p.sim.network import Link, SimNetwork
 
 MODEL = "policy"

@@ -266,8 +266,6 @@ class RetentionConfig(Checked):
     """Seconds between two looks of a gateway at what its zone retains."""
     max_kept: int = 64
     """Offloads of one peer."""
-    max_promised: int = 256
-    """Publications that one handle keeps for others, at a time."""
 
 
 @dataclass(frozen=True)

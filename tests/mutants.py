@@ -29,6 +29,7 @@ from tensorhub_p2p.protocol.groups.resolving import DirectoryResolver
 from tensorhub_p2p.protocol.groups.selection import holdings
 from tensorhub_p2p.protocol.messages import KeepAnswer
 from tensorhub_p2p.protocol.shards import needs
+from tensorhub_p2p.protocol.shards.held import RefState
 from tensorhub_p2p.protocol.shards.keeping import Keep
 from tensorhub_p2p.protocol.shards.publishing import Hidden, References
 from tensorhub_p2p.protocol.shards.running_verb import RunningVerb, Verb
@@ -36,7 +37,7 @@ from tensorhub_p2p.protocol.shards.served import Served
 from tensorhub_p2p.protocol.shards.serving import Drained, ShardServer
 from tensorhub_p2p.protocol.shards.shard import ShardNode
 from tensorhub_p2p.protocol.shards.verbs import StopDigests
-from tensorhub_p2p.protocol.shards.withdrawing import RefState, Withdrawal
+from tensorhub_p2p.protocol.shards.withdrawing import Withdrawal
 from tensorhub_p2p.sim.cluster import checks
 from tensorhub_p2p.sim.cluster.checks import ClusterCheck
 from tensorhub_p2p.sim.cluster.faults import Replace

@@ -1,7 +1,7 @@
 """Plays the stories in tests/transcripts/groups/*.txt: whole peers, and what their groups say.
 
 A story is a list of commands, each followed by `----`, what came of it, and an empty line, as in
-test_transcripts.py. To write down what happens now, after a change that is meant:
+stories.py. To write down what happens now, after a change that is meant:
 REWRITE_TRANSCRIPTS=1 pytest tests/test_group_transcripts.py, then read the difference.
 
     peers A B ...                  they know each other since long
@@ -27,7 +27,6 @@ message takes 10 ms; which peers own a key is left out, as it follows from their
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +34,7 @@ from typing import Any
 
 import pytest
 from cluster import QUICK, Cluster
-from test_transcripts import parse
+from stories import retell
 
 from tensorhub_p2p.config import Config
 from tensorhub_p2p.protocol.directory.records import Refused
@@ -68,7 +67,6 @@ from tensorhub_p2p.protocol.node import Node
 from tensorhub_p2p.protocol.shards.verbs import Answer, Done, Failed
 
 STORIES = sorted((Path(__file__).parent / "transcripts" / "groups").glob("*.txt"))
-REWRITE = bool(os.environ.get("REWRITE_TRANSCRIPTS"))
 LATENCY = 0.01
 SHOWN = (
     GroupMessage,
@@ -342,17 +340,7 @@ class World:
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda path: path.stem)
 def test_the_story_goes_as_it_is_told(story: Path) -> None:
-    steps, below = parse(story.read_text(encoding="utf-8"))
-    assert steps
-    world = World()
-    told: list[str] = []
-    for number, step in enumerate(steps):
-        happened = world.play(step.command)
-        if not REWRITE:
-            assert happened == step.expected, f"{story.name}, step {number + 1}: {step.command}"
-        told += [*step.above, step.command, "----", happened]
-    if REWRITE:
-        story.write_text("\n".join([*told, *below]) + "\n", encoding="utf-8")
+    retell(story, World().play)
 
 
 def test_there_are_stories() -> None:

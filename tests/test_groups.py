@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from cluster import LATEST, QUICK, ROLLOUT, TRAINER, Cluster, version
 
-from tensorhub_p2p.config import Config, GroupConfig
+from tensorhub_p2p.config import Config, DirectoryConfig, GroupConfig
 from tensorhub_p2p.errors import (
     GroupBroken,
     GroupDivergence,
@@ -17,6 +17,7 @@ from tensorhub_p2p.errors import (
     Timeout,
     VersionConflict,
 )
+from tensorhub_p2p.protocol.directory.buckets import bucket_of
 from tensorhub_p2p.protocol.directory.directory import KeyChanged
 from tensorhub_p2p.protocol.directory.records import fence_name, versions_key
 from tensorhub_p2p.protocol.groups.selection import newer_than
@@ -439,6 +440,23 @@ def test_a_lower_version_is_a_conflict_that_names_the_higher_one() -> None:
     assert "version 7 by trainer" in str(error)
     assert "rewind=True" in str(error)
     cluster.wait(cluster.publish(4, Slot(other, 0), 8))
+
+
+def test_a_lower_version_is_a_conflict_also_where_the_model_is_spread_over_buckets() -> None:
+    config = Config(swim=QUICK, directory=DirectoryConfig(bucket_registers=1))
+    cluster = whole(published=7, config=config)
+    key, records = versions_key("policy"), cluster.nodes[4].records
+    for number in range(3):
+        cluster.form(Group("policy", f"early-{number}"), [4])
+        cluster.publish_all(Group("policy", f"early-{number}"), [4], 8 + number)
+    spread = records.buckets(key)
+    names = (f"other-{number}" for number in range(1000))
+    other = Group("policy", next(name for name in names if bucket_of(name, spread) > spread // 2))
+    assert spread > 4, "or the earlier ones might lie in the same bucket"
+    cluster.form(other, [4])
+    (error,) = cluster.errors(cluster.publish(4, Slot(other, 0), 6))
+    assert isinstance(error, VersionConflict)
+    assert "version 10 by early-2" in str(error)
 
 
 def test_a_rewind_opens_an_epoch_that_everybody_follows() -> None:

@@ -18,6 +18,7 @@ from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publicati
 from tensorhub_p2p.protocol.machine import Outbox, Send
 from tensorhub_p2p.protocol.messages import KeepAnswer, KeepAsk, Phase, Register, Retain
 from tensorhub_p2p.protocol.shards.custody import Custody
+from tensorhub_p2p.protocol.shards.held import Held, RefState
 from tensorhub_p2p.protocol.shards.promising import (
     Candidate,
     Plea,
@@ -27,10 +28,10 @@ from tensorhub_p2p.protocol.shards.promising import (
     keepers,
     rank,
 )
-from tensorhub_p2p.protocol.shards.publishing import Held, Hidden, References
+from tensorhub_p2p.protocol.shards.publishing import Hidden, References
 from tensorhub_p2p.protocol.shards.reserving import Reserve
 from tensorhub_p2p.protocol.shards.retention import RETAIN
-from tensorhub_p2p.protocol.shards.withdrawing import RefState, Unkept
+from tensorhub_p2p.protocol.shards.withdrawing import Unkept
 
 V1 = Publication(0, 1, "gone", Generation(1, 7))
 CONFIG = RetentionConfig()

@@ -33,16 +33,15 @@ from tensorhub_p2p.protocol.messages import (
     WholeMark,
 )
 from tensorhub_p2p.protocol.shards.custody import Custody
+from tensorhub_p2p.protocol.shards.held import Held, RefState
 from tensorhub_p2p.protocol.shards.publishing import (
     Aborted,
     Announced,
     Conflicts,
-    Held,
     Hidden,
     References,
     Whole,
 )
-from tensorhub_p2p.protocol.shards.withdrawing import RefState
 
 TRAINER, ROLLOUT = Group("policy", "trainer"), Group("policy", "rollout")
 KEY = versions_key("policy")

@@ -37,8 +37,8 @@ from tensorhub_p2p.protocol.messages import (
     WholeMark,
 )
 from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.publishing import Held, Hidden, References
-from tensorhub_p2p.protocol.shards.withdrawing import RefState
+from tensorhub_p2p.protocol.shards.held import Held, RefState
+from tensorhub_p2p.protocol.shards.publishing import Hidden, References
 
 GENERATION = Generation(1, 7)
 LATEST = Question("replicate", "latest")

@@ -30,7 +30,6 @@ named first; the sequence numbers of its probes count from 1.
 from __future__ import annotations
 
 import heapq
-import os
 import random
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, fields, replace
@@ -39,6 +38,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from stories import retell
 
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.envelope import Envelope, encode, open_envelope, pack, unpack
@@ -96,7 +96,6 @@ CONFIG = SwimConfig(
 )
 """The stories' own, so that they stay as they are while the defaults are tuned."""
 STORIES = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
-REWRITE = bool(os.environ.get("REWRITE_TRANSCRIPTS"))
 LATENCY = 0.01
 T = TypeVar("T")
 
@@ -437,47 +436,9 @@ class World:
 # -- the stories --
 
 
-@dataclass
-class Step:
-    above: list[str]
-    """Comments and empty lines before it."""
-    command: str
-    expected: str
-
-
-def parse(text: str) -> tuple[list[Step], list[str]]:
-    """The steps of a story, and the lines that come after the last."""
-    steps: list[Step] = []
-    above: list[str] = []
-    lines = text.splitlines()
-    while lines:
-        line = lines.pop(0)
-        if not line or line.startswith("#"):
-            above.append(line)
-            continue
-        if lines and lines[0] == "----":
-            lines.pop(0)
-        expected = []
-        while lines and lines[0]:
-            expected.append(lines.pop(0))
-        steps.append(Step(above, line, "\n".join(expected)))
-        above = []
-    return steps, above
-
-
 @pytest.mark.parametrize("story", STORIES, ids=lambda path: path.stem)
 def test_the_story_goes_as_it_is_told(story: Path) -> None:
-    steps, below = parse(story.read_text(encoding="utf-8"))
-    assert steps
-    world = World()
-    told: list[str] = []
-    for number, step in enumerate(steps):
-        happened = world.play(step.command)
-        if not REWRITE:
-            assert happened == step.expected, f"{story.name}, step {number + 1}: {step.command}"
-        told += [*step.above, step.command, "----", happened]
-    if REWRITE:
-        story.write_text("\n".join([*told, *below]) + "\n", encoding="utf-8")
+    retell(story, World().play)
 
 
 def test_there_are_stories() -> None:

@@ -26,17 +26,13 @@ from tensorhub_p2p.protocol.messages import (
     VersionRecord,
 )
 from tensorhub_p2p.protocol.shards.custody import Custody
+from tensorhub_p2p.protocol.shards.held import REVOCABLE, Held, RefState
 from tensorhub_p2p.protocol.shards.promising import rank
-from tensorhub_p2p.protocol.shards.publishing import Held, Hidden, References, Whole
+from tensorhub_p2p.protocol.shards.publishing import Hidden, References, Whole
 from tensorhub_p2p.protocol.shards.reserving import Reserve
 from tensorhub_p2p.protocol.shards.retention import RETAIN
 from tensorhub_p2p.protocol.shards.serving import DigestsWanted, ShardServer
-from tensorhub_p2p.protocol.shards.withdrawing import (
-    REVOCABLE,
-    RefState,
-    Surroundings,
-    Unkept,
-)
+from tensorhub_p2p.protocol.shards.withdrawing import Surroundings, Unkept
 
 G1 = Generation(1, 7)
 V1 = Publication(0, 1, "trainer", G1)

@@ -66,4 +66,4 @@ def serve(
             while True:
                 time.sleep(3600)
         except KeyboardInterrupt:
-            pass
+            pass  # that is how it is told to end: the peer closes

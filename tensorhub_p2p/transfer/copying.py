@@ -57,7 +57,7 @@ def available_bytes() -> int | None:
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) * 1024
     except OSError:
-        pass
+        return None
     return None
 
 

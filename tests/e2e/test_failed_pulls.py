@@ -73,6 +73,29 @@ def test_the_deadline_of_a_pull_is_a_timeout_that_says_how_far_it_came(
     trainer.unpublish(timeout=10)
 
 
+def test_attempts_that_never_come_further_give_the_version_up(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _trainer, rollout = pair(peer)
+    plain = PullRun.held
+
+    def one_chunk(self: PullRun, chunk: int, digest: bytes) -> None:
+        plain(self, chunk, digest)
+        while time.monotonic() < self._deadline:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(PullRun, "held", one_chunk)
+    calls = set()
+    for _ in range(30):
+        with pytest.raises(th.Timeout, match="of 24 chunks"):
+            rollout.replicate(1, timeout=0.4)
+        assert rollout._failed is not None
+        calls.add(rollout._failed.call)
+        if len(calls) > 1:
+            return  # the first call is over, and what it pinned is free to go
+    pytest.fail("the same call is asked for ever")
+
+
 def test_tensors_changed_while_published_are_an_integrity_error_that_names_one(
     peer: StartPeer,
 ) -> None:

@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tensorhub_p2p.config import RetentionConfig
 from tensorhub_p2p.protocol.directory.records import Liveness, Records
 from tensorhub_p2p.protocol.identity import PeerId, Slot
 from tensorhub_p2p.protocol.messages import Retain
+from tensorhub_p2p.protocol.shards.held import Held
 from tensorhub_p2p.protocol.shards.reserving import Reserve
 from tensorhub_p2p.protocol.shards.retention import Wish
-
-if TYPE_CHECKING:
-    from tensorhub_p2p.protocol.shards.publishing import Held
-
 
 Elsewhere = Callable[[str], tuple[Wish, ...]]
 """What other zones say is retained there, by model."""

@@ -40,13 +40,14 @@ from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Outbox, Output, earliest
 from tensorhub_p2p.protocol.messages import Endpoint, KeepAnswer, KeepAsk, Message, Phase
 from tensorhub_p2p.protocol.shards.custody import Custody
+from tensorhub_p2p.protocol.shards.held import Held, RefState
 from tensorhub_p2p.protocol.shards.needs import Need, Needs
-from tensorhub_p2p.protocol.shards.publishing import Announced, Held, Hidden, References
+from tensorhub_p2p.protocol.shards.publishing import Announced, Hidden, References
 from tensorhub_p2p.protocol.shards.reserving import no_room
 from tensorhub_p2p.protocol.shards.served import Served
 from tensorhub_p2p.protocol.shards.serving import Drained, ShardServer
 from tensorhub_p2p.protocol.shards.verbs import AdoptWanted, KeepFreed, OffloadWanted
-from tensorhub_p2p.protocol.shards.withdrawing import RefState, Surroundings
+from tensorhub_p2p.protocol.shards.withdrawing import Surroundings
 
 Made = Callable[[float, str], None]
 """Told once how the making of a copy ended; "" means well."""

@@ -29,7 +29,7 @@ What is being withdrawn then goes on, with the generation in which it began.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.directory.inquiry import Inquiry
@@ -52,14 +52,9 @@ from tensorhub_p2p.protocol.messages import (
     WholeMark,
 )
 from tensorhub_p2p.protocol.shards.custody import Custody
+from tensorhub_p2p.protocol.shards.held import REVOCABLE, Held, RefState
 from tensorhub_p2p.protocol.shards.needs import Need, need
-from tensorhub_p2p.protocol.shards.withdrawing import (
-    REVOCABLE,
-    Orders,
-    RefState,
-    Surroundings,
-    Withdrawal,
-)
+from tensorhub_p2p.protocol.shards.withdrawing import Orders, Surroundings, Withdrawal
 
 NOT_WHOLE = Refused("not all shards are ready", None)
 
@@ -107,17 +102,6 @@ class Aborted(Event):
 
     def __init__(self, publication: Publication) -> None:
         self.publication = publication
-
-
-@dataclass(frozen=True)
-class Held:
-    """What the slot holds, and as what."""
-
-    publication: Publication
-    num_shards: int
-    num_bytes: int
-    phase: Phase
-    was_whole: bool
 
 
 class References:

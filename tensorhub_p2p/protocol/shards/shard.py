@@ -61,12 +61,12 @@ from tensorhub_p2p.protocol.messages import (
 from tensorhub_p2p.protocol.shards.closing import Closing, Part
 from tensorhub_p2p.protocol.shards.custody import Custody
 from tensorhub_p2p.protocol.shards.explaining import Explanation
+from tensorhub_p2p.protocol.shards.held import Held
 from tensorhub_p2p.protocol.shards.numbering import Numbering
 from tensorhub_p2p.protocol.shards.publishing import (
     Aborted,
     Announced,
     Conflicts,
-    Held,
     Hidden,
     References,
 )

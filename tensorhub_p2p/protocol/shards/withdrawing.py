@@ -38,7 +38,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from tensorhub_p2p.config import GroupConfig
@@ -47,6 +46,7 @@ from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event, earliest
 from tensorhub_p2p.protocol.messages import GenerationRecord, KeepAsk, Message, Phase
 from tensorhub_p2p.protocol.shards.custody import Custody
+from tensorhub_p2p.protocol.shards.held import REVOCABLE, Held, RefState
 from tensorhub_p2p.protocol.shards.needs import Need, Needs
 from tensorhub_p2p.protocol.shards.promising import (
     Candidate,
@@ -62,34 +62,9 @@ from tensorhub_p2p.protocol.shards.sealing import Sealing
 from tensorhub_p2p.protocol.shards.serving import ShardServer
 
 if TYPE_CHECKING:
-    from tensorhub_p2p.protocol.shards.publishing import Held, References
+    from tensorhub_p2p.protocol.shards.publishing import References
 
 
-class RefState(Enum):
-    """Of a slot's references: the first three are publishing.py's."""
-
-    EMPTY = "nothing held"
-    ANNOUNCING = "writing the references"
-    HELD = "held"
-    LOOKING = "reading whether the version is whole"
-    MARKING = "writing that it withdraws"
-    JUDGING = "reading who needs the version"
-    ASKING = "asking other holders to keep the version"
-    SEALING = "waiting until all digests are taken"
-    RESERVING = "reserving memory for a copy"
-    OFFLOADING = "copying the version into host memory"
-    ADOPTING = "asking other peers to take a copy"
-    WAITING = "waiting for a reader that keeps the version"
-    HIDING = "hiding the references"
-
-
-REVOCABLE = set(RefState) - {
-    RefState.EMPTY,
-    RefState.ANNOUNCING,
-    RefState.HELD,
-    RefState.HIDING,
-}
-"""States of a withdrawal that can be taken back."""
 STAYS = {
     RefState.LOOKING,
     RefState.MARKING,

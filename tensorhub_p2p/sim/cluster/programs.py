@@ -143,7 +143,7 @@ class Worker:
         try:
             yield from handle.close(VERB_TIMEOUT)
         except RetentionLost:
-            pass
+            pass  # the history has it, from the handle
 
     def goes_on(self, error: TensorHubError, handle: SimHandle) -> Steps[None]:
         """After an error a worker tries again, unless that is of no use."""
@@ -153,7 +153,7 @@ class Worker:
             try:
                 yield from handle.unpublish(VERB_TIMEOUT, force=True)
             except Timeout:
-                pass
+                pass  # it still has the version, and comes here again
 
 
 def trainer(worker: Worker) -> Steps[None]:
