@@ -36,8 +36,8 @@ from tensorhub_p2p.protocol.groups.selection import holdings
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.messages import Message, Phase
-from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.held import Held
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.held import Held
 from tensorhub_p2p.protocol.shards.publishing import Announced, References
 from tensorhub_p2p.sim.network import Link, SimNetwork
 

@@ -1,7 +1,7 @@
 """What a handle retains: the argument `retain=` of `Peer.open`, and the calls that make one.
 
 Rule of this file. It checks what a user writes and makes the value that goes on record;
-what a retain protects is the protocols' business (protocol/shards/retention.py).
+what a retain protects is the protocols' business (protocol/retention/retention.py).
 """
 
 from __future__ import annotations

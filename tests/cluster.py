@@ -23,7 +23,7 @@ from tensorhub_p2p.protocol.layout import Layout, TensorSpec
 from tensorhub_p2p.protocol.machine import Event
 from tensorhub_p2p.protocol.messages import Question, Retain
 from tensorhub_p2p.protocol.node import Node
-from tensorhub_p2p.protocol.shards.serving import DigestsWanted, ShardServer
+from tensorhub_p2p.protocol.pulls.serving import DigestsWanted, ShardServer
 from tensorhub_p2p.protocol.shards.shard import ShardNode
 from tensorhub_p2p.protocol.shards.verbs import (
     AdoptWanted,

@@ -28,13 +28,13 @@ from tensorhub_p2p.protocol.groups.notices import Notices
 from tensorhub_p2p.protocol.groups.resolving import DirectoryResolver
 from tensorhub_p2p.protocol.groups.selection import holdings
 from tensorhub_p2p.protocol.messages import KeepAnswer
-from tensorhub_p2p.protocol.shards import needs
-from tensorhub_p2p.protocol.shards.held import RefState
+from tensorhub_p2p.protocol.pulls.served import Served
+from tensorhub_p2p.protocol.pulls.serving import Drained, ShardServer
+from tensorhub_p2p.protocol.retention import needs
+from tensorhub_p2p.protocol.retention.held import RefState
 from tensorhub_p2p.protocol.shards.keeping import Keep
 from tensorhub_p2p.protocol.shards.publishing import Hidden, References
 from tensorhub_p2p.protocol.shards.running_verb import RunningVerb, Verb
-from tensorhub_p2p.protocol.shards.served import Served
-from tensorhub_p2p.protocol.shards.serving import Drained, ShardServer
 from tensorhub_p2p.protocol.shards.shard import ShardNode
 from tensorhub_p2p.protocol.shards.verbs import StopDigests
 from tensorhub_p2p.protocol.shards.withdrawing import Withdrawal

@@ -28,8 +28,8 @@ from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publicati
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Send
 from tensorhub_p2p.protocol.messages import Endpoint, Message, Phase
+from tensorhub_p2p.protocol.pulls.serving import ShardServer
 from tensorhub_p2p.protocol.pulls.sources import SourceId
-from tensorhub_p2p.protocol.shards.serving import ShardServer
 from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
 from tensorhub_p2p.transfer.digest import digest
 from tensorhub_p2p.transfer.engine import Hooks, ShardPull

@@ -17,9 +17,9 @@ from tensorhub_p2p.protocol.groups.selection import Copy
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Outbox, Send
 from tensorhub_p2p.protocol.messages import KeepAnswer, KeepAsk, Phase, Register, Retain
-from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.held import Held, RefState
-from tensorhub_p2p.protocol.shards.promising import (
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.held import Held, RefState
+from tensorhub_p2p.protocol.retention.promising import (
     Candidate,
     Plea,
     Promise,
@@ -28,9 +28,9 @@ from tensorhub_p2p.protocol.shards.promising import (
     keepers,
     rank,
 )
+from tensorhub_p2p.protocol.retention.reserving import Reserve
+from tensorhub_p2p.protocol.retention.retention import RETAIN
 from tensorhub_p2p.protocol.shards.publishing import Hidden, References
-from tensorhub_p2p.protocol.shards.reserving import Reserve
-from tensorhub_p2p.protocol.shards.retention import RETAIN
 from tensorhub_p2p.protocol.shards.withdrawing import Unkept
 
 V1 = Publication(0, 1, "gone", Generation(1, 7))

@@ -8,7 +8,7 @@ from tensorhub_p2p.config import RetentionConfig
 from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Outbox, Send
 from tensorhub_p2p.protocol.messages import GenerationRecord, ReserveAnswer, ReserveAsk
-from tensorhub_p2p.protocol.shards.reserving import GroupReserve, Reserve, ReserveMember
+from tensorhub_p2p.protocol.retention.reserving import GroupReserve, Reserve, ReserveMember
 
 G1 = Generation(1, 7)
 GROUP = Group("m", "trainer")

@@ -36,8 +36,8 @@ from tensorhub_p2p.protocol.messages import (
     VersionRecord,
     WholeMark,
 )
-from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.held import Held, RefState
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.held import Held, RefState
 from tensorhub_p2p.protocol.shards.publishing import Hidden, References
 
 GENERATION = Generation(1, 7)

@@ -7,7 +7,7 @@ import pytest
 from tensorhub_p2p.protocol.groups.selection import Copy, Holding
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.messages import Register, Retain
-from tensorhub_p2p.protocol.shards.retention import Wish, protected, wishes_in
+from tensorhub_p2p.protocol.retention.retention import Wish, protected, wishes_in
 
 LIVE, SAFE, LEAVING, NONE = "live", "safe", "leaving", "none"
 

@@ -24,7 +24,7 @@ from tensorhub_p2p.protocol.messages import (
     PullProgress,
     PullUpdate,
 )
-from tensorhub_p2p.protocol.shards.serving import (
+from tensorhub_p2p.protocol.pulls.serving import (
     DigestsWanted,
     Drained,
     LeaseState,

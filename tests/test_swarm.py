@@ -44,9 +44,9 @@ from tensorhub_p2p.protocol.pulls.pull_events import (
     SourceLost,
     Starved,
 )
+from tensorhub_p2p.protocol.pulls.serving import DigestsWanted, ShardServer
 from tensorhub_p2p.protocol.pulls.sources import Candidate, Fault, SourceId, SourceState
 from tensorhub_p2p.protocol.pulls.swarm import Swarm
-from tensorhub_p2p.protocol.shards.serving import DigestsWanted, ShardServer
 
 PUBLICATION = Publication(0, 7, "trainer", Generation(1, 1))
 CONFIG = PullConfig()

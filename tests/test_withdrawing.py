@@ -25,13 +25,13 @@ from tensorhub_p2p.protocol.messages import (
     Retraction,
     VersionRecord,
 )
-from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.held import REVOCABLE, Held, RefState
-from tensorhub_p2p.protocol.shards.promising import rank
+from tensorhub_p2p.protocol.pulls.serving import DigestsWanted, ShardServer
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.held import REVOCABLE, Held, RefState
+from tensorhub_p2p.protocol.retention.promising import rank
+from tensorhub_p2p.protocol.retention.reserving import Reserve
+from tensorhub_p2p.protocol.retention.retention import RETAIN
 from tensorhub_p2p.protocol.shards.publishing import Hidden, References, Whole
-from tensorhub_p2p.protocol.shards.reserving import Reserve
-from tensorhub_p2p.protocol.shards.retention import RETAIN
-from tensorhub_p2p.protocol.shards.serving import DigestsWanted, ShardServer
 from tensorhub_p2p.protocol.shards.withdrawing import Surroundings, Unkept
 
 G1 = Generation(1, 7)

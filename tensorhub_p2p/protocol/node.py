@@ -66,15 +66,15 @@ from tensorhub_p2p.protocol.messages import (
     Vote,
     ZoneGreeting,
 )
-from tensorhub_p2p.protocol.shards.custody import Custody
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.reserving import Reserve, nothing_to_reserve
+from tensorhub_p2p.protocol.retention.retaining import Retaining
+from tensorhub_p2p.protocol.retention.retention import Wish
 from tensorhub_p2p.protocol.shards.following import Following
 from tensorhub_p2p.protocol.shards.keeping import Keeps
 from tensorhub_p2p.protocol.shards.leaving import Leaving
 from tensorhub_p2p.protocol.shards.lookup import Lookups
 from tensorhub_p2p.protocol.shards.publishing import Whole
-from tensorhub_p2p.protocol.shards.reserving import Reserve, nothing_to_reserve
-from tensorhub_p2p.protocol.shards.retaining import Retaining
-from tensorhub_p2p.protocol.shards.retention import Wish
 from tensorhub_p2p.protocol.shards.retracting import Retractions
 from tensorhub_p2p.protocol.shards.shard import ShardNode
 from tensorhub_p2p.protocol.shards.verbs import (

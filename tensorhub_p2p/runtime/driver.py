@@ -36,7 +36,7 @@ from tensorhub_p2p.protocol.membership.swim_events import (
 )
 from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.protocol.node import Node
-from tensorhub_p2p.protocol.shards.serving import DigestsWanted
+from tensorhub_p2p.protocol.pulls.serving import DigestsWanted
 from tensorhub_p2p.protocol.shards.verbs import (
     AdoptWanted,
     Done,

@@ -232,7 +232,7 @@ class Embassy:
 
 
 MAX_REGISTERS = 8192
-"""Registers, and infos, of one answer, as messages.py has it."""
+"""Registers, and infos, of one answer, as messages/abroad.py has it."""
 MAX_ASKERS = 4096
 """Askers that wait at a time."""
 SPACING = 0.02

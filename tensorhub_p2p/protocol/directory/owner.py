@@ -81,7 +81,7 @@ from tensorhub_p2p.protocol.messages import (
 MAX_PARKED = 1024
 """Requests for one key that wait for it to become warm."""
 MAX_LISTED = 256
-"""Registers that an owner lists of a writer, as messages.py has it."""
+"""Registers that an owner lists of a writer, as messages/directory.py has it."""
 MAX_DEPARTED = 10_000
 """Members that left the ring and are remembered, to tell who returns."""
 

@@ -1,1 +1,1 @@
-"""Which chunk comes from whom: the swarm of one pull."""
+"""Which chunk comes from whom: the swarm of one pull, and its sources' side."""

@@ -17,8 +17,8 @@ from enum import Enum
 
 from tensorhub_p2p.protocol.groups.slots import SlotClaimer
 from tensorhub_p2p.protocol.identity import Slot
-from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.retaining import Retaining
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.retaining import Retaining
 
 
 class Part(Enum):

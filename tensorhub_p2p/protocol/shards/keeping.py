@@ -39,13 +39,13 @@ from tensorhub_p2p.protocol.identity import Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Outbox, Output, earliest
 from tensorhub_p2p.protocol.messages import Endpoint, KeepAnswer, KeepAsk, Message, Phase
-from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.held import Held, RefState
-from tensorhub_p2p.protocol.shards.needs import Need, Needs
+from tensorhub_p2p.protocol.pulls.served import Served
+from tensorhub_p2p.protocol.pulls.serving import Drained, ShardServer
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.held import Held, RefState
+from tensorhub_p2p.protocol.retention.needs import Need, Needs
+from tensorhub_p2p.protocol.retention.reserving import no_room
 from tensorhub_p2p.protocol.shards.publishing import Announced, Hidden, References
-from tensorhub_p2p.protocol.shards.reserving import no_room
-from tensorhub_p2p.protocol.shards.served import Served
-from tensorhub_p2p.protocol.shards.serving import Drained, ShardServer
 from tensorhub_p2p.protocol.shards.verbs import AdoptWanted, KeepFreed, OffloadWanted
 from tensorhub_p2p.protocol.shards.withdrawing import Surroundings
 

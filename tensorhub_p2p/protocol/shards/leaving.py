@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tensorhub_p2p.errors import StateError
 from tensorhub_p2p.protocol.machine import Outbox
-from tensorhub_p2p.protocol.shards.custody import Custody
+from tensorhub_p2p.protocol.retention.custody import Custody
 from tensorhub_p2p.protocol.shards.keeping import Keeps
 from tensorhub_p2p.protocol.shards.verbs import Done, Failed, VerbId
 

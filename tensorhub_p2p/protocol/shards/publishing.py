@@ -51,9 +51,9 @@ from tensorhub_p2p.protocol.messages import (
     VersionRecord,
     WholeMark,
 )
-from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.held import REVOCABLE, Held, RefState
-from tensorhub_p2p.protocol.shards.needs import Need, need
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.held import REVOCABLE, Held, RefState
+from tensorhub_p2p.protocol.retention.needs import Need, need
 from tensorhub_p2p.protocol.shards.withdrawing import Orders, Surroundings, Withdrawal
 
 NOT_WHOLE = Refused("not all shards are ready", None)

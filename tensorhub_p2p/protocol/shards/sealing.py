@@ -23,7 +23,7 @@ from tensorhub_p2p.protocol.directory.records import Records, Refused, holders_k
 from tensorhub_p2p.protocol.identity import Slot
 from tensorhub_p2p.protocol.machine import Outbox
 from tensorhub_p2p.protocol.messages import DigestList
-from tensorhub_p2p.protocol.shards.serving import DigestsWanted, ShardServer
+from tensorhub_p2p.protocol.pulls.serving import DigestsWanted, ShardServer
 
 MAX_BYTES = 64 << 10
 """4096 chunks: of 64 GiB, at the largest size of a chunk."""

@@ -58,10 +58,14 @@ from tensorhub_p2p.protocol.messages import (
     SlotAnswer,
     SlotChallenge,
 )
+from tensorhub_p2p.protocol.pulls.served import Served
+from tensorhub_p2p.protocol.pulls.serving import Drained, ShardServer
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.held import Held
+from tensorhub_p2p.protocol.retention.reserving import ReserveMember
+from tensorhub_p2p.protocol.retention.retaining import Retaining
 from tensorhub_p2p.protocol.shards.closing import Closing, Part
-from tensorhub_p2p.protocol.shards.custody import Custody
 from tensorhub_p2p.protocol.shards.explaining import Explanation
-from tensorhub_p2p.protocol.shards.held import Held
 from tensorhub_p2p.protocol.shards.numbering import Numbering
 from tensorhub_p2p.protocol.shards.publishing import (
     Aborted,
@@ -70,12 +74,8 @@ from tensorhub_p2p.protocol.shards.publishing import (
     Hidden,
     References,
 )
-from tensorhub_p2p.protocol.shards.reserving import ReserveMember
-from tensorhub_p2p.protocol.shards.retaining import Retaining
 from tensorhub_p2p.protocol.shards.retracting import RetractionWatch
 from tensorhub_p2p.protocol.shards.running_verb import RunningVerb, Verb
-from tensorhub_p2p.protocol.shards.served import Served
-from tensorhub_p2p.protocol.shards.serving import Drained, ShardServer
 from tensorhub_p2p.protocol.shards.verbs import Answer, PublicationLost, StopDigests, VerbId
 from tensorhub_p2p.protocol.shards.withdrawing import Surroundings, Unkept
 

@@ -45,10 +45,11 @@ from tensorhub_p2p.protocol.directory.records import Refused, versions_key
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event, earliest
 from tensorhub_p2p.protocol.messages import GenerationRecord, KeepAsk, Message, Phase
-from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.held import REVOCABLE, Held, RefState
-from tensorhub_p2p.protocol.shards.needs import Need, Needs
-from tensorhub_p2p.protocol.shards.promising import (
+from tensorhub_p2p.protocol.pulls.serving import ShardServer
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.held import REVOCABLE, Held, RefState
+from tensorhub_p2p.protocol.retention.needs import Need, Needs
+from tensorhub_p2p.protocol.retention.promising import (
     Candidate,
     Plea,
     Promise,
@@ -57,9 +58,8 @@ from tensorhub_p2p.protocol.shards.promising import (
     keepers,
     rank,
 )
-from tensorhub_p2p.protocol.shards.reserving import GroupReserve, no_room
+from tensorhub_p2p.protocol.retention.reserving import GroupReserve, no_room
 from tensorhub_p2p.protocol.shards.sealing import Sealing
-from tensorhub_p2p.protocol.shards.serving import ShardServer
 
 if TYPE_CHECKING:
     from tensorhub_p2p.protocol.shards.publishing import References

@@ -32,7 +32,7 @@ from tensorhub_p2p.protocol.membership.members import MemberView
 from tensorhub_p2p.protocol.membership.swim_events import Evidence, Joined, MemberChanged
 from tensorhub_p2p.protocol.messages import Key, Message, PullOffer, Status, Value, ZoneSummary
 from tensorhub_p2p.protocol.node import Node
-from tensorhub_p2p.protocol.shards.serving import DigestsWanted
+from tensorhub_p2p.protocol.pulls.serving import DigestsWanted
 from tensorhub_p2p.protocol.shards.verbs import (
     AdoptWanted,
     Done,

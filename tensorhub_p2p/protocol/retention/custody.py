@@ -14,9 +14,9 @@ from tensorhub_p2p.config import RetentionConfig
 from tensorhub_p2p.protocol.directory.records import Liveness, Records
 from tensorhub_p2p.protocol.identity import PeerId, Slot
 from tensorhub_p2p.protocol.messages import Retain
-from tensorhub_p2p.protocol.shards.held import Held
-from tensorhub_p2p.protocol.shards.reserving import Reserve
-from tensorhub_p2p.protocol.shards.retention import Wish
+from tensorhub_p2p.protocol.retention.held import Held
+from tensorhub_p2p.protocol.retention.reserving import Reserve
+from tensorhub_p2p.protocol.retention.retention import Wish
 
 Elsewhere = Callable[[str], tuple[Wish, ...]]
 """What other zones say is retained there, by model."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from tensorhub_p2p.protocol.directory.records import Records, Refused, retains_key
 from tensorhub_p2p.protocol.identity import Slot
 from tensorhub_p2p.protocol.messages import Retain
-from tensorhub_p2p.protocol.shards.retention import RETAIN
+from tensorhub_p2p.protocol.retention.retention import RETAIN
 
 MAX_VERSIONS = 64
 

@@ -29,8 +29,8 @@ from tensorhub_p2p.protocol.directory.records import (
 from tensorhub_p2p.protocol.groups.selection import Copy, Holding, holdings
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.messages import Phase, Pin, VersionRecord
-from tensorhub_p2p.protocol.shards.custody import Custody
-from tensorhub_p2p.protocol.shards.retention import Wish, protected, wishes_in
+from tensorhub_p2p.protocol.retention.custody import Custody
+from tensorhub_p2p.protocol.retention.retention import Wish, protected, wishes_in
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.messages import Endpoint
-from tensorhub_p2p.protocol.shards.serving import ShardServer
+from tensorhub_p2p.protocol.pulls.serving import ShardServer
 
 
 class Served:

@@ -1,0 +1,1 @@
+"""Which versions stay, and who keeps them."""
