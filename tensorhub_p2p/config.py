@@ -164,6 +164,8 @@ class DirectoryConfig(Checked):
     """Points of one member on the ring."""
     retry_interval: float = 0.25
     """Seconds until an unanswered owner is asked again."""
+    read_patience: float = 0.05
+    """Seconds until a read is asked of more owners than have to answer it."""
     watch_seconds: float = 10.0
     """How long an owner remembers a watcher that does not ask again."""
     repair_interval: float = 10.0
@@ -238,11 +240,23 @@ class GroupConfig(Checked):
     """Seconds until an unanswered member is asked again."""
     recall_seconds: float = 1.0
     """Seconds for which a call that a death interrupted is looked for among the survivors."""
-    look_interval: float = 2.0
-    """Seconds between two looks, of a member that waits in a call or for the others to come, at
-    its group's key; and between two writes of the group's floor."""
+    ask_retry_limit: float = 2.0
+    """Longest pause, in seconds, between two times that a waiting member asks its leader (doubling
+    up to it)."""
+    look_interval: float = 30.0
+    """Longest pause, in seconds, between two looks, of a member that waits in a call or for the
+    others to come, at its group's key. It is told of changes: this is for news that is lost."""
+    floor_interval: float = 2.0
+    """Seconds between two writes of the group's floor."""
     election_backoff: float = 0.5
     """Seconds per shard number that claimants other than the lowest wait before they stand."""
+    mark_after: float = 0.05
+    """Seconds from a publish until its shards look whether the version is whole, and mark it so:
+    whoever waits for it has done that by then."""
+    pin_idle_seconds: float = 300.0
+    """Seconds without a sign of a decided call, from any member that isn't done with it, after
+    which it is void: else a group that never asks again would hold its version back for ever.
+    Longer than the calls of one shard lag behind those of another."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +275,11 @@ class RetentionConfig(Checked):
     reserve_seconds: float = 30.0
     """Seconds after which a reservation that nobody used or renewed lapses."""
     look_interval: float = 2.0
-    """Seconds between two looks whether an offload is still needed."""
+    """Shortest time, in seconds, between two looks whether an offload is still needed; and between
+    two looks whether what is served was retracted."""
+    rare_look_interval: float = 30.0
+    """Mean seconds until it is looked whether an offload is still needed though nothing told of a
+    change (jittered)."""
     notice_interval: float = 2.0
     """Seconds between two looks of a gateway at what its zone retains."""
     max_kept: int = 64

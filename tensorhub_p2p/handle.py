@@ -29,6 +29,7 @@ from tensorhub_p2p.protocol.groups.selection import newer_than as newer_than_sel
 from tensorhub_p2p.protocol.groups.selection import selector_of
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.protocol.messages import Question, Retain
+from tensorhub_p2p.protocol.shards.attempts import Attempts
 from tensorhub_p2p.protocol.shards.verbs import Answer, VerbId
 from tensorhub_p2p.results import HandleState, Pull
 from tensorhub_p2p.runtime.driver import Driver
@@ -79,12 +80,7 @@ class ShardHandle:
         """What the registered tensors are, whole and verified."""
         self._arrived: Publication | None = None
         """What the failed call's pull brought, whole and verified, but could not announce."""
-        self._stalled = 0.0
-        """Seconds of attempts at the failed call since one came further than all before it."""
-        self._furthest = 0
-        """Bytes that the best of them brought."""
-        self._failed: Answer | None = None
-        """The call whose pull failed last, as long as it may be asked again."""
+        self._attempts = Attempts(driver.config.pull.unavailable_after, alone=num_shards == 1)
         self._pull: PullRun | None = None
         """The pull under way."""
         self._busy = threading.Lock()
@@ -152,6 +148,10 @@ class ShardHandle:
         depend on the size: digests are taken in the background. `rewind=True` begins a
         new epoch, in which versions may start lower again. Raises VersionConflict if a
         higher version exists, GroupBroken, SlotTaken, Timeout.
+
+        Several replicas may publish the same version. If one's bytes turn out to be others than
+        those of a replica with a lower name, its next call, whichever, raises VersionConflict:
+        it is not published any more then, and its tensors may change.
         """
         version = checked_integer("version", version, 0, MAX_VERSION)
         check_flag("rewind", rewind)
@@ -284,7 +284,8 @@ class ShardHandle:
                 raise
             finally:
                 self._pull = None
-            self._exported, self._holds, self._failed = exported, answer.publication, None
+            self._exported, self._holds = exported, answer.publication
+            self._attempts.succeed()
             self._become(PUBLISHED)
             self._finish(answer)
             return pull.report(time.monotonic() - started)
@@ -301,7 +302,8 @@ class ShardHandle:
             return False
         announce = announcing(self._driver, self._slot, answer, exported, complete=True)
         self._driver.run(self._slot, max(0.01, deadline - time.monotonic()), announce)
-        self._holds, self._failed, self._arrived = answer.publication, None, None
+        self._holds, self._arrived = answer.publication, None
+        self._attempts.succeed()
         self._become(PUBLISHED)
         return True
 
@@ -329,25 +331,20 @@ class ShardHandle:
         # What was verified is served on, until the handle's next verb.
         self._exported = pull.exported or self._exported
         self._arrived = answer.publication if pull.complete else None
-        if self._failed != answer:
-            self._failed, self._stalled, self._furthest = answer, 0.0, 0
-        # Many short attempts must find out that it can't be had, as one long one does. Bytes prove
-        # nothing if there are no more of them: two torn handles can feed each other for ever.
-        further = pull.moved > self._furthest
-        self._furthest = max(self._furthest, pull.moved)
-        self._stalled = 0.0 if further else self._stalled + pull.lasted
-        limit = self._driver.config.pull.unavailable_after
-        in_vain = isinstance(error, Timeout) and not further and self._stalled >= limit
-        if pull.unavailable or in_vain:
+        gives_up = self._attempts.fail(
+            answer,
+            moved=pull.moved,
+            lasted=pull.lasted,
+            timed_out=isinstance(error, Timeout),
+            unavailable=pull.unavailable,
+        )
+        if gives_up:
             self._give_up(answer, error)
 
     def _leave_failed_call(self) -> None:
-        """A replicate failed and isn't tried again: its version is kept for it no longer.
-
-        With more shards the others decide too, whether they ask again.
-        """
-        failed, self._failed = self._failed, None
-        if failed is not None and self.num_shards == 1:
+        """A replicate failed and isn't tried again: its version is kept for it no longer."""
+        failed = self._attempts.leave()
+        if failed is not None:
             self._give_up(failed, StateError("it did not ask again"))
 
     def _give_up(self, answer: Answer, error: BaseException) -> None:
@@ -521,14 +518,22 @@ class ShardHandle:
             self._busy.release()
 
     def _lost(self) -> bool:
-        """What was published here was aborted: its group broke before it was whole."""
+        """What was published here is not any more, without an unpublish().
+
+        Its group broke before it was whole; or its version has other bytes.
+        """
         lost = self._driver.lost.get(self._slot)
         return lost is not None and lost == self._holds and self._state is PUBLISHED
 
     def _accept_loss(self) -> None:
+        """Raises VersionConflict, once, if other bytes are the reason."""
         self._end_exports(self._driver.config.pull.lease_seconds)
         self._holds = None
         self._become(REGISTERED)
+        shard = self._driver.node.shards[self._slot]
+        conflict = self._driver.ask(lambda _now: shard.take_conflict())
+        if conflict is not None:
+            raise conflict
 
     def _misfit(self, verb: str) -> StateError:
         peer_closed = self._driver.closing or not self._driver.running

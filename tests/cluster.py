@@ -107,6 +107,8 @@ class Cluster:
         """By peer and keep: what lies in host memory."""
         self.spoilt: set[Publication] = set()
         """Publications whose tensors were written to: copies of them have other digests."""
+        self.deviant: set[str] = set()
+        """Replicas that publish bytes of their own; all others have the same of a version."""
         for _ in range(self.peers):
             self.start(meet=False)
         self.until(self._all_met)
@@ -347,8 +349,14 @@ class Cluster:
         if server is None:
             return
         for chunk in range(server.layout.num_chunks):
-            digest = hashlib.md5(f"{server.publication!r}/{slot.shard}/{chunk}".encode()).digest()
+            digest = self.digest_of(server.publication, slot.shard, chunk)
             self.nodes[peer].digested(self.now, slot, server.publication, chunk, digest)
+
+    def digest_of(self, publication: Publication, shard: int, chunk: int) -> bytes:
+        """What this chunk of the published tensors has."""
+        whose = publication.replica if publication.replica in self.deviant else "everybody"
+        what = f"{publication.order}/{whose}/{shard}/{chunk}"
+        return hashlib.md5(what.encode()).digest()
 
     def _on_event(self, peer_id: PeerId, event: Event) -> None:
         peer = int(peer_id, 16)

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from heapq import heappush
 from math import inf
 from typing import Any
 from unittest.mock import patch
@@ -17,8 +18,10 @@ from unittest.mock import patch
 import msgspec
 
 from tensorhub_p2p.protocol.directory import admission, quorum
+from tensorhub_p2p.protocol.directory.directory import Directory
+from tensorhub_p2p.protocol.directory.own import OwnRegisters
 from tensorhub_p2p.protocol.directory.warming import Debts
-from tensorhub_p2p.protocol.groups import calls, leading, resolving
+from tensorhub_p2p.protocol.groups import calls, election, leading, resolving
 from tensorhub_p2p.protocol.groups.candidate import Candidate
 from tensorhub_p2p.protocol.groups.claims import generation_of
 from tensorhub_p2p.protocol.groups.election import Election
@@ -26,24 +29,27 @@ from tensorhub_p2p.protocol.groups.generation_gate import GenerationGate
 from tensorhub_p2p.protocol.groups.leading import CallLeader, LeaderState
 from tensorhub_p2p.protocol.groups.notices import Notices
 from tensorhub_p2p.protocol.groups.resolving import DirectoryResolver
-from tensorhub_p2p.protocol.groups.selection import holdings
+from tensorhub_p2p.protocol.groups.selection import NO_FLOOR, holdings
 from tensorhub_p2p.protocol.messages import KeepAnswer
+from tensorhub_p2p.protocol.node import Node
 from tensorhub_p2p.protocol.pulls.served import Served
 from tensorhub_p2p.protocol.pulls.serving import Drained, ShardServer
 from tensorhub_p2p.protocol.retention import needs
 from tensorhub_p2p.protocol.retention.held import RefState
+from tensorhub_p2p.protocol.retention.promising import Plea, Promise
+from tensorhub_p2p.protocol.shards import deadlines, outcomes
 from tensorhub_p2p.protocol.shards.keeping import Keep
+from tensorhub_p2p.protocol.shards.machines import Machines
 from tensorhub_p2p.protocol.shards.publishing import Hidden, References
 from tensorhub_p2p.protocol.shards.running_verb import RunningVerb, Verb
-from tensorhub_p2p.protocol.shards.shard import ShardNode
 from tensorhub_p2p.protocol.shards.verbs import StopDigests
 from tensorhub_p2p.protocol.shards.withdrawing import Withdrawal
 from tensorhub_p2p.sim.cluster import checks
 from tensorhub_p2p.sim.cluster.checks import ClusterCheck
-from tensorhub_p2p.sim.cluster.faults import Replace
+from tensorhub_p2p.sim.cluster.faults import Late, Leave, Replace
 from tensorhub_p2p.sim.cluster.seeds import ClusterRun, Setting
 from tensorhub_p2p.sim.cluster.transfer import SimPull
-from tensorhub_p2p.sim.faults import Crash, Fault, Pause, Schedule
+from tensorhub_p2p.sim.faults import Crash, Fault, Partition, Pause, Schedule
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class Mutant:
     setting: Callable[[Setting], Setting] = lambda setting: setting
     faults: tuple[Fault, ...] = ()
     """What goes wrong, if that must be something special."""
+    first: int = 0
+    """A seed that finds it, to begin with: it saves time, and may change with the code."""
 
     def run(self, seed: int) -> ClusterRun:
         """One run in which it may show, to be carried out while it is applied."""
@@ -69,7 +77,7 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    check: type[ClusterCheck], *faults: Fault, **changes: object
+    check: type[ClusterCheck], *faults: Fault, first: int = 0, **changes: object
 ) -> Callable[[Callable[[], Iterator[None]]], None]:
     """Enlist a bug. `changes` are made to the drawn setting: runs in which it can show."""
 
@@ -77,7 +85,8 @@ def mutant(
         def setting(drawn: Setting) -> Setting:
             return replace(drawn, **changes)  # type: ignore[arg-type]
 
-        MUTANTS.append(Mutant(make.__name__, check, contextmanager(make), setting, faults))
+        found = Mutant(make.__name__, check, contextmanager(make), setting, faults, first)
+        MUTANTS.append(found)
 
     return enlist
 
@@ -147,14 +156,14 @@ def nobody_is_told_of_the_end_of_a_generation() -> Iterator[None]:
     steady=False,
 )
 def nobody_is_told_of_a_void() -> Iterator[None]:
-    with patched((Notices, "call_over", nothing), (ShardNode, "_fail_with_notice", _silent)):
+    with patched((Notices, "call_over", nothing), (Machines, "fail_with_notice", _silent)):
         yield
 
 
-def _silent(self: ShardNode) -> None:
+def _silent(self: Machines) -> None:
     """As the real one; without a notice the verb just ends as if it had timed out."""
     notice = self.part.notices.take()
-    self._expire(0.0) if notice is None else self._fail(notice)
+    deadlines.expire(self, 0.0) if notice is None else self.fail(notice)
 
 
 @mutant(checks.NobodyUnaware, shards=2, steady=False)
@@ -187,6 +196,32 @@ def a_group_has_no_floor_and_is_given_the_oldest_at_times() -> Iterator[None]:
         (calls, "falls_below", never),
         (leading, "falls_below", never),
     ):
+        yield
+
+
+@mutant(
+    checks.Remembers,
+    Pause(0.5, 6.5, 2),
+    Leave(6.0, 10.0, 0),
+    Crash(6.6, 0.3, 1),
+    steady=False,
+    zones=1,
+    shards=1,
+    trainers=1,
+    rollouts=2,
+    elastic=0,
+    follower=0,
+    retainers=0,
+    spares=1,
+    keeps=False,
+    period=0.4,
+    cuts=False,
+    converged=True,
+    retracts=False,
+    loss=0.0,
+)
+def whoever_comes_after_all_members_knows_nothing() -> Iterator[None]:
+    with patched((election, "floor_on_record", lambda _registers: NO_FLOOR)):
         yield
 
 
@@ -265,10 +300,11 @@ def pins_hold_nothing_back() -> Iterator[None]:
 
 @mutant(
     checks.KeptForCalls,
-    *(Pause(at, 0.9, place) for at in (0.5, 2.0, 3.5, 5.0, 6.5) for place in (1, 2, 3, 4)),
-    **SOON_GONE,
+    *(Late(0.0, 9.0, place, to, 1.0) for place in (1, 2) for to in range(6) if to != place),
+    first=7,
+    **{**SOON_GONE, "period": 0.2},
     chunks=1,
-    latency=(0.02, 0.1),
+    latency=(0.0002, 0.002),
 )
 def what_is_withdrawn_can_be_pinned() -> Iterator[None]:
     def is_satisfied(self: DirectoryResolver, now: float, _pinned: Any) -> None:
@@ -276,20 +312,24 @@ def what_is_withdrawn_can_be_pinned() -> Iterator[None]:
         check(self, now, self._answer)
 
     check = DirectoryResolver._check
-    with patched((admission, "_admit_pin", nothing), (DirectoryResolver, "_check", is_satisfied)):
+    with patched(
+        (admission, "_admit_pin", nothing),
+        (admission, "_admit_mark", nothing),
+        (DirectoryResolver, "_check", is_satisfied),
+    ):
         yield
 
 
 @mutant(checks.NoDigestAfterHiding, keeps=False, chunks=6, digest_seconds=0.2, steady=False)
 def digests_go_on_after_hiding() -> Iterator[None]:
-    on_hidden = ShardNode._on_hidden
+    on_hidden = outcomes.on_hidden
 
-    def says_less(self: ShardNode, now: float, event: Any) -> None:
+    def says_less(self: Machines, now: float, event: Any) -> None:
         on_hidden(self, now, event)
         self.outbox.items = [x for x in self.outbox.items if not isinstance(x, StopDigests)]
 
-    handlers = {**ShardNode._handlers, Hidden: says_less}
-    with patched((ShardNode, "_handlers", handlers)):
+    handlers = {**outcomes.HANDLERS, Hidden: says_less}
+    with patched((outcomes, "HANDLERS", handlers)):
         yield
 
 
@@ -340,19 +380,36 @@ def a_verb_ends_long_after_its_deadline() -> Iterator[None]:
         yield
 
 
-@mutant(checks.NotLost, steady=True, slow_repair=True, loss=0.2)
+@mutant(checks.NotLost, steady=True, cuts=False, slow_repair=True, loss=0.2)
 def new_owners_answer_before_they_merged() -> Iterator[None]:
     with patched((Debts, "warm", property(lambda _self: True))):
         yield
 
 
-@mutant(checks.NotLost, steady=True, slow_repair=True, loss=0.2)
+@mutant(checks.NotLost, steady=True, cuts=False, slow_repair=True, loss=0.2)
 def one_owner_is_a_majority() -> Iterator[None]:
     with patched((quorum, "majority", lambda _count: 1)):
         yield
 
 
-@mutant(checks.Linear, steady=True, slow_repair=True, loss=0.2)
+TURNS: dict[str, Any] = {
+    "steady": True,
+    "slow_repair": True,
+    "zones": 1,
+    "shards": 1,
+    "trainers": 2,
+    "rollouts": 2,
+    "elastic": 0,
+    "follower": 0,
+    "retainers": 0,
+    "offload_chunks": 0,
+    "spot": False,
+    "duration": 8.0,
+}
+"""Runs in which trainers take turns, so that what is newest is never taken back."""
+
+
+@mutant(checks.Linear, first=2, **TURNS, cuts=False, spares=2, period=0.3, loss=0.2)
 def a_publish_ends_before_it_is_anywhere() -> Iterator[None]:
     write = References.write
 
@@ -363,6 +420,36 @@ def a_publish_ends_before_it_is_anywhere() -> Iterator[None]:
         then(now, None)
 
     with patched((References, "write", forgets_one)):
+        yield
+
+
+@mutant(checks.Quiet, **{**SOON_GONE, "duration": 2.0, "period": 1.0}, rests=True)
+def writers_and_owners_never_agree_and_look_again_soon() -> Iterator[None]:
+    lacks, numbers = Directory._on_lacks, itertools.count()
+
+    def looks_again(self: Directory, now: float, sender: Any, message: Any) -> None:
+        lacks(self, now, sender, message)
+        heappush(self._checks, (now + 0.1, message.key, (sender,)))
+
+    with patched(
+        (Directory, "_on_lacks", looks_again),
+        (OwnRegisters, "fingerprint", lambda _self, _key: next(numbers)),
+    ):
+        yield
+
+
+@mutant(
+    checks.Linear,
+    Partition(1.0, 7.0, (0, 1, 2)),
+    first=3,
+    **TURNS,
+    cuts=True,
+    spares=3,
+    period=4.0,
+    loss=0.0,
+)
+def what_was_written_across_a_cut_is_never_merged() -> Iterator[None]:
+    with patched((Debts, "owe", nothing), (Directory, "_plan_checks", nothing)):
         yield
 
 
@@ -394,23 +481,70 @@ def nobody_looks_what_is_retained() -> Iterator[None]:
 
 @mutant(
     checks.RetainedStays,
-    **{**WANTED, "rollouts": 2},
-    follower=1,
-    elastic=0,
-    spares=1,
-    chunks=1,
+    **{**WANTED, "zones": 2, "rollouts": 0, "retainers": 0},
+    wishers=1,
+    herd=0,
     converged=True,
-    duration=8.0,
-    intensity=8.0,
-    copy_fails=1.0,
-    latency=(0.001, 0.02),
-    loss=0.1,
+    duration=12.0,
 )
-def whoever_is_asked_to_keep_it_says_yes() -> Iterator[None]:
-    def says_yes(self: References, _now: float, sender: Any, ask: Any) -> None:
-        self.outbox.send(sender, KeepAnswer(ask.request, True))
+def nobody_cares_what_other_zones_retain() -> Iterator[None]:
+    with patched((Node, "_retained_elsewhere", lambda _self, _model: ())):
+        yield
 
-    with patched((References, "_asked", says_yes), (Withdrawal, "is_promised", nothing)):
+
+AT_ONCE: dict[str, Any] = {
+    **WANTED,
+    "spares": 0,
+    "rollouts": 0,
+    "retainers": 0,
+    "herd": 2,
+    "wishers": 1,
+    "newest": 3,
+    "elastic": 0,
+    "follower": 0,
+    "chunks": 1,
+    "period": 0.8,
+    "duration": 12.0,
+    "converged": True,
+    "sockets": False,
+    "latency": (0.0002, 0.001),
+    "loss": 0.0,
+    "duplicate": 0.0,
+    "copy_fails": 0.0,
+    "copy_seconds": 0.001,
+    "digest_seconds": 0.001,
+    "rate": 400e6,
+}
+"""Runs in which the last two that hold a wanted version give it up at about the same time."""
+LATE_YES = Late(0.0, 12.0, place=2, to=1, delay=0.15)
+
+
+@mutant(checks.RetainedStays, LATE_YES, first=3, **AT_ONCE)
+def who_gives_it_up_promises_to_keep_it() -> Iterator[None]:
+    def says_yes(self: Promise, now: float, _stance: Any, _me: Any, _from: Any, ask: Any) -> bool:
+        self.bind(now, ask.publication)
+        return True
+
+    with patched((Promise, "consider", says_yes)):
+        yield
+
+
+@mutant(checks.RetainedStays, LATE_YES, first=11, **AT_ONCE)
+def who_gives_a_promise_counts_on_one_that_he_was_given_before() -> Iterator[None]:
+    with patched((Withdrawal, "promised", nothing)):
+        yield
+
+
+@mutant(checks.RetainedStays, LATE_YES, first=11, **AT_ONCE)
+def a_yes_to_an_earlier_request_counts() -> Iterator[None]:
+    receive = Plea.receive
+
+    def believes(self: Plea, now: float, sender: Any, message: Any) -> None:
+        if isinstance(message, KeepAnswer) and message.yes:
+            message = msgspec.structs.replace(message, request=self._request)
+        receive(self, now, sender, message)
+
+    with patched((Plea, "receive", believes)):
         yield
 
 

@@ -57,6 +57,10 @@ class Registry:
     watches: dict[int, tuple[PeerId, Key, Callable[[float], None]]] = field(default_factory=dict)
     requests: int = 0
     cancelled: set[int] = field(default_factory=set)
+    looking: dict[int, Callable[[float, Refused | None], None]] = field(default_factory=dict)
+    """By write that looks: who is told of its end."""
+    seen: dict[int, Registers] = field(default_factory=dict)
+    """By write: what stood there right after it."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"registry/{self.seed}")
@@ -166,6 +170,8 @@ class Records:
         then: Callable[[float, Registers], None],
         enough: Callable[[Registers], bool] | None = None,
         near: str = "",
+        *,
+        agreed: bool = False,
     ) -> int:
         self.registry.requests += 1
         number = self.registry.requests
@@ -195,6 +201,27 @@ class Records:
         number = self.writing[(key, name)] = self._put(key, register, then)
         return number
 
+    def write_and_look(
+        self,
+        now: float,
+        key: Key,
+        name: str,
+        generation: int,
+        value: object,
+        then: Callable[[float, Refused | None, Registers | None], None],
+        *,
+        agreed: bool = False,
+    ) -> int:
+        """Every other time that can't be had."""
+        number = self.write(now, key, name, generation, value, lambda _now, _refused: None)
+        looks = number % 2 == 0
+
+        def told(now: float, refused: Refused | None) -> None:
+            then(now, refused, self.registry.seen.pop(number) if looks and not refused else None)
+
+        self.registry.looking[number] = told
+        return number
+
     def mark(
         self,
         now: float,
@@ -220,7 +247,9 @@ class Records:
         def put() -> None:
             refusal = self.registry.put(key, register)
             refused = Refused(refusal.reason, refusal.because) if refusal else None
-            self._answer(number, lambda: then(self.registry.now, refused))
+            self.registry.seen[number] = self.registry.registers(key)
+            told = self.registry.looking.pop(number, then)
+            self._answer(number, lambda: told(self.registry.now, refused))
 
         self.registry.later(self.me, put)
         return number
@@ -236,13 +265,18 @@ class Records:
         """The answer is not wanted; a write takes effect all the same."""
         self.registry.cancelled.add(request)
 
-    def watch(self, now: float, key: Key, then: Callable[[float], None]) -> int:
+    def watch(
+        self, now: float, key: Key, then: Callable[[float], None], *, pins: bool = False
+    ) -> int:
         self.registry.requests += 1
         self.registry.watches[self.registry.requests] = (self.me, key, then)
         return self.registry.requests
 
     def unwatch(self, now: float, watch: int) -> None:
         self.registry.watches.pop(watch, None)
+
+    def known(self, key: Key) -> None:
+        """Whoever is told of a change reads."""
 
     def elsewhere(self, model: str) -> tuple[int, int] | None:
         return None
@@ -256,6 +290,9 @@ class Records:
 
     def is_gone(self, peer: PeerId, zone: str = "") -> bool:
         return peer in self.registry.gone.get(self.me, ())
+
+    def is_responsive(self, peer: PeerId) -> bool:
+        return not self.is_gone(peer)
 
     def name(self, peer: PeerId) -> str:
         return f"peer {peer}"

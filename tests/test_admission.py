@@ -57,10 +57,9 @@ def record(
     was_whole: bool = False,
     writer: str = "w",
     kept: bool = False,
-    digests: bytes = b"",
 ) -> Register:
     slot = Slot(group, shard)
-    value = VersionRecord(slot, 2, what, phase, generation, was_whole, kept=kept, digests=digests)
+    value = VersionRecord(slot, 2, what, phase, generation, was_whole, kept=kept)
     return Register(PeerId(writer), f"{shard}@{group.replica}", 1, 1, value)
 
 
@@ -99,6 +98,17 @@ def test_a_version_below_a_whole_one_is_refused() -> None:
 
 def test_a_version_below_one_that_is_not_whole_yet_is_admitted() -> None:
     assert reason(record(V1), record(V2, shard=1)) is None
+
+
+def test_a_version_whose_shards_are_all_ready_is_whole_before_it_is_marked() -> None:
+    newer = [record(V2, shard=shard, writer=f"w{shard}") for shard in (0, 1)]
+    assert reason(record(V1), *newer) == CONFLICT
+    cells = Cells(newer)
+    for phase, sequence in ((Phase.HIDDEN, 2), (Phase.READY, 3)):
+        changed = record(V2, shard=0, writer="w0", phase=phase)
+        cells.merge(0.0, [msgspec.structs.replace(changed, sequence=sequence)])
+        refusal = admit(KEY, cells, record(V1))
+        assert (refusal is not None) == (phase is Phase.READY)
 
 
 def test_a_rewind_is_above_all_of_the_epoch_before() -> None:
@@ -233,31 +243,6 @@ def test_anybody_may_retract() -> None:
     assert reason(retraction(2), mark(V2), record(V2)) is None
 
 
-# --- content (G1) ---
-
-A, B = b"a" * 16, b"b" * 16
-OTHER2 = publication(2, OTHER)  # "other" is below "trainer"
-
-
-def test_of_two_publications_whose_bytes_differ_the_higher_one_is_refused() -> None:
-    lower = record(OTHER2, OTHER, digests=A, writer="o")
-    assert reason(record(V2, digests=B), lower) == CONFLICT
-    assert reason(record(V2, digests=B, was_whole=True), lower, mark(V2)) == CONFLICT
-    assert reason(record(V2, digests=A), lower) is None
-    assert reason(lower, record(V2, digests=B)) is None, "it is the lower one that stands"
-
-
-def test_bytes_are_compared_shard_by_shard_and_within_one_version() -> None:
-    lower = record(OTHER2, OTHER, digests=A, writer="o")
-    assert reason(record(V2, shard=1, digests=B), lower) is None
-    assert reason(record(V3, digests=B), lower) is None
-
-
-def test_what_was_pulled_says_nothing_of_its_own_content() -> None:
-    lower = record(OTHER2, OTHER, digests=A, writer="o")
-    assert reason(record(V2, ROLLOUT, digests=B), lower) is None
-
-
 # --- the index (reasons.py) ---
 
 PUBLICATIONS = [V1, V2, publication(2, OTHER), publication(2, generation=G2), V3]
@@ -272,7 +257,6 @@ some = st.one_of(
         st.booleans(),
         st.sampled_from(["v", "w"]),
         st.booleans(),
-        st.sampled_from([b"", A, B]),
     ),
     st.builds(mark, st.sampled_from(PUBLICATIONS)),
     st.builds(fence, st.sampled_from([G1, G2]), st.sampled_from([TRAINER, ROLLOUT])),

@@ -427,3 +427,29 @@ def test_what_is_forgotten_goes_wherever_it_was() -> None:
     records.forget(cluster.now, KEY, fence_name(group))
     cluster.net.run_for(SMALL.forget_hidden_after + 2.0)
     assert not [r for r in cluster.read_all(1) if name in r.name]
+
+
+def test_what_a_replica_had_whole_is_known_in_its_new_bucket_before_its_next_record_is() -> None:
+    """Also if that write is replaced by another one while the mark is on its way."""
+    cluster = Peers()
+    assert cluster.put(0, "mine", 5, was_whole=True) is None
+    assert cluster.put(0, "mine", 5, Phase.HIDDEN, was_whole=True) is None
+    cluster.fill(60, version=7)
+    cluster.read_all(0)
+    cluster.net.run_for(1.0)
+    records = cluster.of(0)
+    ended: list[Refused | None] = []
+    for phase in (Phase.READY, Phase.HIDDEN):
+        record = VersionRecord(
+            Slot(Group("policy", "mine"), 0), 1, publication("mine", 6), phase, G1
+        )
+        then = lambda _now, refused: ended.append(refused)  # noqa: E731
+        records.write(cluster.now, KEY, "0@mine", 1, record, then)
+        cluster.net.settle(cluster[0].me)
+    assert cluster.net.run_until(lambda: bool(ended), 5.0)
+    assert ended == [None]
+    place = bucket(KEY, bucket_of("mine", records.buckets(KEY)))
+    for owner in cluster.peers.values():
+        held = owner.directory._owner._held.get(place)
+        if held is not None and (cluster[0].me, "0@mine") in held.cells:
+            assert any(isinstance(r.value, WholeMark) for r in held.cells.values())

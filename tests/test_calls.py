@@ -110,6 +110,7 @@ class Calls(Registry):
     failed: list[tuple[int, CallFailed]] = field(default_factory=list)
     resolver: Resolver = field(default_factory=Resolver)
     answering: bool = True
+    config: GroupConfig = CONFIG
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,14 +119,14 @@ class Calls(Registry):
         self.members: list[CallMember] = []
         for member in members:
             slot = Slot(GROUP, member.shard)
-            calls = CallMember(slot, CONFIG)
+            calls = CallMember(slot, self.config)
             calls.begin(self.record)
             leads = member.shard == self.record.leader
-            leader = CallLeader(slot, self.record, self.resolver, CONFIG) if leads else None
+            leader = None
+            if leads:
+                leader = self.leader = CallLeader(slot, self.record, self.resolver, self.config)
             self.members.append(calls)
             self.machines[member.peer] = [Shard(calls, leader)]
-            if leader is not None:
-                self.leader = leader
 
     def on_event(self, peer: PeerId, event: Event) -> None:
         shard = int(peer, 16) - 10
@@ -411,6 +412,78 @@ def test_a_void_ends_the_pin() -> None:
     calls.until(lambda: calls.resolver.pinned is None, 200)
 
 
+# --- a group that never asks again ---
+
+SOON = GroupConfig(pin_idle_seconds=20.0)
+
+
+def sleep(calls: Calls, seconds: float) -> None:
+    until = calls.now + seconds
+    calls.until(lambda: calls.now >= until)
+
+
+def decided(shards: int = 3, loss: float = 0.0) -> Calls:
+    calls = Calls(shards=shards, loss=loss, config=SOON)
+    calls.ask(*[LATEST] * shards)
+    calls.until(lambda: calls.answered(1))
+    return calls
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+def test_a_call_that_nobody_comes_back_to_is_void_and_its_pin_ends(loss: float) -> None:
+    calls = decided(loss=loss)
+    sleep(calls, 15)
+    calls.members[0].succeeded(calls.now, 1)
+    sleep(calls, 15)
+    assert calls.resolver.pinned == 1, "the first one's end was a sign"
+    sleep(calls, 15)
+    assert calls.resolver.pinned is None
+    assert sorted(shard for shard, _ in calls.failed) == [0, 1, 2], "all fail a verb for it, once"
+    assert all("shard 1, 2 showed no sign" in event.reason for _, event in calls.failed)
+    assert calls.call() == 2
+
+
+def test_a_pull_that_goes_on_is_a_sign_of_its_call() -> None:
+    calls = decided(loss=0.2)
+    before = len(calls.sent)
+    for chunks in range(60):
+        calls.members[2].pulling(calls.now, chunks)
+        sleep(calls, 1)
+    assert calls.resolver.pinned == 1
+    signs = [1 for _, item in calls.sent[before:] if isinstance(item.message, CallAsk)]
+    assert len(signs) < 20, "one each few seconds, however fast the chunks come"
+    for _ in range(60):
+        calls.members[2].pulling(calls.now, chunks)
+        sleep(calls, 0.5)
+    assert calls.resolver.pinned is None, "a pull that stands still is none"
+
+
+def test_a_retry_is_a_sign_of_its_call() -> None:
+    calls = decided()
+    for _ in range(4):
+        sleep(calls, 15)
+        calls.members[1].ask(calls.now, LATEST)
+    assert calls.resolver.pinned == 1
+
+
+def test_who_is_done_and_asks_for_the_next_call_does_not_keep_the_pin() -> None:
+    calls = decided()
+    calls.members[0].succeeded(calls.now, 1)
+    calls.members[0].ask(calls.now, LATEST)
+    sleep(calls, 22)
+    assert calls.resolver.pinned is None
+    assert [shard for shard, _ in calls.failed].count(0) == 1, "its verb need not wait on"
+
+
+def test_in_a_group_of_one_nobody_is_told_that_the_pin_ended() -> None:
+    calls = decided(shards=1)
+    sleep(calls, 22)
+    assert calls.resolver.pinned is None
+    assert not calls.failed
+    assert not calls.members[0].succeeded(calls.now, 1), "a pull that ends now comes too late"
+    assert calls.call() == 2
+
+
 # --- the generation breaks ---
 
 
@@ -526,3 +599,38 @@ def test_a_call_costs_six_messages_a_member_without_loss(shards: int) -> None:
         kinds[type(item.message).__name__] = kinds.get(type(item.message).__name__, 0) + 1
     assert sum(kinds.values()) == 6 * shards, kinds
     assert CallWithdraw.__name__ not in kinds
+
+
+def asks(calls: Calls) -> int:
+    return sum(isinstance(item.message, CallAsk) for _, item in calls.sent)
+
+
+def test_a_group_that_waits_for_long_asks_rarely() -> None:
+    calls = Calls(shards=2)
+    calls.answering = False
+    calls.ask(LATEST, LATEST)
+    sleep(calls, 4)
+    before = asks(calls)
+    sleep(calls, 60)
+    assert asks(calls) - before <= 2 * (60 / CONFIG.ask_retry_limit + 1)
+
+
+def test_an_answer_that_gets_lost_is_asked_for_soon_however_long_the_call_has_lasted() -> None:
+    calls = Calls(shards=2)
+    calls.answering = False
+    calls.ask(LATEST, LATEST)
+    sleep(calls, 60.1)
+    hear, lost = calls.members[1].receive, 0
+
+    def receive(now: float, sender: PeerId, message: Message) -> None:
+        nonlocal lost
+        lost += isinstance(message, CallDecided)
+        if not isinstance(message, CallDecided) or lost > 1:
+            hear(now, sender, message)
+
+    calls.members[1].receive = receive  # type: ignore[method-assign]
+    calls.resolver.answer(calls.now)
+    began = calls.now
+    calls.until(lambda: calls.answered(1))
+    assert lost == 2
+    assert calls.now - began < 2 * CONFIG.retry_interval

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from typing import Any
 
 import pytest
-from directory_cluster import KEY, Cluster, numbers, value
+from directory_cluster import KEY, Cluster, Peer, numbers, value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,14 +91,36 @@ def test_the_higher_generation_wins_whatever_the_sequence() -> None:
         assert cells == {high.cell: high}
 
 
-def test_a_silent_owner_delays_nothing() -> None:
+def test_a_silent_owner_delays_no_write_and_a_read_by_its_patience() -> None:
     cluster = Cluster(peers=6)
     client = next(p for p in cluster.peers.values() if p not in cluster.owners())
     cluster.crash(cluster.owners()[0])
     start = cluster.now
     cluster.write(client, "a", 1)
-    assert cluster.read(client) == {"a": 1}
     assert cluster.now - start < 0.05
+    start = cluster.now
+    assert cluster.read(client) == {"a": 1}
+    assert cluster.now - start < cluster.config.read_patience + 0.05
+
+
+def test_a_read_asks_no_more_owners_than_have_to_answer_and_not_the_same_ones_each_time() -> None:
+    cluster = Cluster(peers=8)
+    client = next(p for p in cluster.peers.values() if p not in cluster.owners())
+    asked: Counter[PeerId] = Counter()
+    for owner in cluster.owners():
+        receive = owner.directory.receive
+
+        def count(
+            now: float, sender: PeerId, message: object, owner: Peer = owner, receive: Any = receive
+        ) -> None:
+            asked[owner.me] += isinstance(message, DirectoryRead)
+            receive(now, sender, message)
+
+        owner.directory.receive = count  # type: ignore[method-assign, assignment]
+    for _ in range(30):
+        cluster.read(client)
+    assert asked.total() == 60
+    assert set(asked.values()) == {20}
 
 
 def test_a_request_that_no_majority_answers_names_the_silent_owners() -> None:
@@ -327,3 +351,32 @@ def test_an_owner_with_another_owner_list_takes_no_write_though_it_owns_the_key(
         OwnersDiffer(writer),
     ]
     assert KEY not in owner.directory._owner._held
+
+
+def test_what_a_minority_of_owners_holds_is_no_part_of_an_agreed_read() -> None:
+    """As of a write that is under way: one read may see it, and the next one not."""
+    cluster = Cluster(peers=8)
+    writer, reader = [p for p in cluster.peers.values() if p not in cluster.owners()][:2]
+    cluster.write(writer, "old", 1)
+    early = Register(writer.me, "new", 0, 1, value(2))
+    owner = cluster.owners()[0]
+    write = DirectoryWrite(7, KEY, owners_hash(owner.directory.owners(KEY)), early)
+    owner.directory.receive(cluster.now, writer.me, write)
+
+    def reads(agreed: bool) -> list[dict[str, int]]:
+        """Several, since each asks other owners."""
+        found = []
+        for _ in range(6):
+            event = cluster.ended(reader, reader.directory.read(cluster.now, KEY, agreed=agreed))
+            assert isinstance(event, ReadDone)
+            found.append(numbers(event.registers))
+        return found
+
+    assert {"old": 1, "new": 2} in reads(agreed=False)
+    assert {"old": 1} in reads(agreed=False)
+    assert all(read == {"old": 1} for read in reads(agreed=True))
+    for other in cluster.owners()[1:2]:
+        other.directory.receive(cluster.now, writer.me, write)
+    assert all(read == {"old": 1, "new": 2} for read in reads(agreed=True)), "W have it"
+    cluster.crash(owner)
+    assert all(read == {"old": 1} for read in reads(agreed=True)), "as far as anybody can tell"

@@ -376,6 +376,27 @@ def test_a_goodbye_of_an_earlier_generation_or_a_stranger_changes_nothing() -> N
     assert elections[0].formed
 
 
+def test_who_waits_long_for_the_others_reads_rarely_and_goes_on_at_once_when_they_come() -> None:
+    group = Claimants(num_shards=2)
+    early = group.claim(0, 10)
+    group.until(lambda: group.now > 60)
+    before = group.requests
+    group.until(lambda: group.now > 180)
+    assert group.requests - before <= 120 / CONFIG.look_interval + 1
+    began, late = group.now, group.claim(1, 11)
+    group.until(lambda: formed_alike(early, late))
+    assert group.now - began < 1.0, "it watches"
+
+
+def test_who_waits_for_the_others_finds_them_also_when_nothing_tells_of_them() -> None:
+    group = Claimants(num_shards=2)
+    early = group.claim(0, 10)
+    group.until(lambda: group.now > 60)
+    group.watches.clear()
+    late = group.claim(1, 11, want=False)
+    group.until(lambda: formed_alike(early, late))
+
+
 def test_a_member_that_missed_formed_finds_the_record() -> None:
     group = Claimants()
     elections = [group.claim(shard, 10 + shard) for shard in range(3)]

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
 import numpy
@@ -157,14 +157,18 @@ class World:
     deaf: set[SourceId] = field(default_factory=set)
 
     def serve(
-        self, id: SourceId, tensors: object, have: ChunkSet | None = None
+        self,
+        id: SourceId,
+        tensors: object,
+        have: ChunkSet | None = None,
+        publication: Publication = PUBLICATION,
     ) -> tuple[ShardServer, list[bytes]]:
         region = Region.of(tensors)
         layout = region.layout
         allowed = have or ChunkSet.full(layout.num_chunks)
         endpoints = [Endpoint(n, t.export(region, allowed)) for n, t in self.transports.items()]
         server = ShardServer(
-            id.slot, PUBLICATION, layout, endpoints, self.config, have=have, origin=id == ORIGIN
+            id.slot, publication, layout, endpoints, self.config, have=have, origin=id == ORIGIN
         )
         scratch = Scratch()
         for chunk in allowed:
@@ -186,8 +190,9 @@ class World:
                 self.inbox.put((id.peer, output.message))
 
     def holders(self) -> HoldersChanged:
+        servers = self.servers.items()
         return HoldersChanged(
-            1, tuple(Holder(id.peer, id.slot, Phase.READY) for id in self.servers)
+            1, tuple(Holder(id.peer, id.slot, Phase.READY, s.publication) for id, s in servers)
         )
 
     def pull(self, into: object, hooks: Hooks | None = None, timeout: float = 20.0) -> ShardPull:
@@ -413,6 +418,27 @@ def test_pullers_read_partial_holders_and_get_the_whole() -> None:
         pull.run()
     assert same(source, target)
     assert {s.facts.chunks for s in pull.outcome().sources} == {n // 2, (n + 1) // 2}
+
+
+def test_what_its_own_holders_lack_comes_from_those_of_an_equal_publication() -> None:
+    source, target = weights(1), weights(2)
+    twin = Publication(0, 7, "trainer-1", Generation(1, 1))
+    with transports("tcp") as ts:
+        world = World(ts)
+        layout = Region.of(source).layout
+        n = layout.num_chunks
+        world.serve(A, source, ChunkSet.of(n, range(0, n, 2)))
+        world.serve(B, source, publication=twin)
+        pull = world.pull(target)
+        scratch, region = Scratch(), Region.of(source)
+        left = tuple(digest(region, chunk, scratch) for chunk in range(n))
+        scratch.close()
+        world.inbox.put(replace(world.holders(), digests=left))
+        pull.run()
+    assert same(source, target)
+    outcomes = {s.facts.source: s.facts for s in pull.outcome().sources}
+    assert outcomes[B].chunks >= n // 2
+    assert outcomes[B].mismatches == 0
 
 
 def test_a_lying_source_is_shunned_and_another_one_serves() -> None:

@@ -41,7 +41,7 @@ def test_the_first_floor_is_written_at_once_and_the_next_ones_at_a_slow_pace() -
     run(registry)
     assert on_record(registry) == (0, 1)
     due = floors.next_wakeup()
-    assert due == 10.0 + GroupConfig().look_interval
+    assert due == 10.0 + GroupConfig().floor_interval
     floors.tick(due)
     run(registry)
     assert on_record(registry) == (0, 8)

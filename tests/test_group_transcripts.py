@@ -311,7 +311,7 @@ class World:
         """Tell what this peer writes, and what came of it."""
         node: Node = self.it().nodes[index]
         name, records = self.names[index], node.records
-        write, mark = records.write, records.mark
+        write, mark, look = records.write, records.mark, records.write_and_look
 
         def writing(
             now: float, key: Any, register: str, generation: int, value: Any, then: Any
@@ -327,13 +327,28 @@ class World:
             what = f"{name} marks {show_publication(value.publication)} whole"
             return mark(now, key, value, self.telling(what, then))
 
+        def looking(
+            now: float,
+            key: Any,
+            register: str,
+            generation: int,
+            value: Any,
+            then: Any,
+            *,
+            agreed: bool = False,
+        ) -> int:
+            what = f"{name} writes {register} = {show_value(value)}"
+            told = self.telling(what, then)
+            return look(now, key, register, generation, value, told, agreed=agreed)
+
+        records.write_and_look = looking  # type: ignore[method-assign]
         records.write = writing  # type: ignore[method-assign]
         records.mark = marking  # type: ignore[method-assign]
 
     def telling(self, what: str, then: Callable[..., None]) -> Callable[..., None]:
-        def told(now: float, refused: Refused | None) -> None:
+        def told(now: float, refused: Refused | None, *seen: object) -> None:
             self.lines.append(f"{what}{f': refused, {refused.reason}' if refused else ''}")
-            then(now, refused)
+            then(now, refused, *seen)
 
         return told
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from cluster import LAYOUT, QUICK, ROLLOUT, TRAINER, Cluster
 
-from tensorhub_p2p.config import Config
-from tensorhub_p2p.errors import RetentionLost, TensorHubError
+from tensorhub_p2p.config import Config, GroupConfig, RetentionConfig
+from tensorhub_p2p.errors import GroupBroken, RetentionLost, TensorHubError
+from tensorhub_p2p.protocol.directory.records import retains_key, versions_key
 from tensorhub_p2p.protocol.identity import Group, Slot
 from tensorhub_p2p.protocol.messages import Question, Retain
 from tensorhub_p2p.protocol.shards.verbs import OffloadWanted
@@ -24,7 +25,8 @@ def trainers(
     retain: Retain | None = None, limit: int = ROOM, seed: int = 0, peers: int = 5, **options: Any
 ) -> Cluster:
     """A trainer of two shards, and somebody who retains."""
-    cluster = Cluster(seed, peers, offload_limit=limit, config=Config(swim=QUICK), **options)
+    options.setdefault("config", Config(swim=QUICK))
+    cluster = Cluster(seed, peers, offload_limit=limit, **options)
     cluster.form(TRAINER, TRAINERS)
     if retain is not None:
         cluster.wait(cluster.open(RETAINER, WATCHER, 1, retain=retain))
@@ -207,6 +209,19 @@ def test_a_group_makes_no_copy_unless_all_its_shards_have_room() -> None:
     assert cluster.nodes[0].custody.reserve.room(cluster.now) == ROOM
 
 
+def test_a_shard_that_somebody_else_has_needs_no_room() -> None:
+    cluster = trainers(Retain(newest=1))
+    cluster.form(ROLLOUT, ROLLOUTS)
+    cluster.publish_all(TRAINER, TRAINERS, 1)
+    cluster.replicate_all(ROLLOUT, ROLLOUTS)
+    cluster.wait(cluster.unpublish(ROLLOUTS[0], R[0]))
+    cluster.nodes[1].custody.reserve.limit = 10
+    cluster.wait(cluster.unpublish(0, T[0]))
+    assert kept(cluster) == {1: 1}
+    cluster.wait(cluster.unpublish(1, T[1]))
+    assert kept(cluster) == {1: 1}, "the rollout has the other shard"
+
+
 def test_tensors_that_were_written_to_while_published_are_not_kept_as_if_they_were_right() -> None:
     cluster = trainers(Retain(newest=1))
     (publication, _) = cluster.publish_all(TRAINER, TRAINERS, 1)
@@ -235,6 +250,101 @@ def test_an_unpublish_of_a_pinned_last_copy_makes_one_copy_until_the_pin_ends() 
     for shard, peer in enumerate(ROLLOUTS):
         assert cluster.finish(peer, R[shard], answers[shard]) is None
     cluster.until(lambda: not cluster.copies)
+
+
+def decided_and_copied() -> tuple[Cluster, list[Any]]:
+    """A group has decided for a version that lives in copies only, for its sake."""
+    group = GroupConfig(pin_idle_seconds=10.0)
+    cluster = trainers(config=Config(swim=QUICK, group=group))
+    cluster.form(ROLLOUT, ROLLOUTS)
+    cluster.publish_all(TRAINER, TRAINERS, 1)
+    answers = cluster.ask_all(ROLLOUT, ROLLOUTS)
+    next_version(cluster, 2)
+    assert kept(cluster) == {1: 2}
+    return cluster, answers
+
+
+def test_a_group_that_never_asks_again_keeps_no_copy_for_ever() -> None:
+    cluster, _ = decided_and_copied()
+    cluster.net.run_for(8.0)
+    assert kept(cluster) == {1: 2}
+    cluster.until(lambda: not cluster.copies, 10.0)
+    errors = cluster.errors(*(cluster.ask(p, R[s]) for s, p in enumerate(ROLLOUTS)))
+    assert all(isinstance(error, GroupBroken) for error in errors)
+    assert "shard 0, 1 showed no sign of it" in str(errors[0])
+    assert cluster.replicate_all(ROLLOUT, ROLLOUTS).publication.version == 2
+
+
+def test_a_pull_that_goes_on_keeps_the_copies_that_it_reads() -> None:
+    cluster, answers = decided_and_copied()
+    cluster.wait(cluster.hold(3, R[1], answers[1], complete=False))
+    cluster.net.run_for(8.0)
+    publication = answers[1].publication
+    cluster.nodes[3].verified(cluster.now, R[1], publication, 0, bytes(16))
+    cluster.net.run_for(8.0)
+    assert kept(cluster) == {1: 2}
+    cluster.until(lambda: not cluster.copies, 10.0)
+
+
+def reads(cluster: Cluster) -> list[float]:
+    """When some copy asked whether it is needed."""
+    times: list[float] = []
+    for node in cluster.nodes:
+        read = node.records.read
+
+        def count(now: float, key: Any, *args: Any, read: Any = read, **options: Any) -> Any:
+            if key == retains_key("policy"):
+                times.append(now)
+            return read(now, key, *args, **options)
+
+        node.records.read = count  # type: ignore[method-assign]
+    return times
+
+
+def test_a_copy_asks_rarely_whether_it_is_needed_while_nothing_happens() -> None:
+    cluster = trainers(Retain(versions=(1,)))
+    cluster.publish_all(TRAINER, TRAINERS, 1)
+    assert unpublish_all(cluster) == [None, None]
+    cluster.net.run_for(5.0)
+    times = reads(cluster)
+    cluster.net.run_for(120.0)
+    assert kept(cluster) == {1: 2}
+    assert 2 * 3 <= len(times) <= 2 * 6, "each of the two in 30 s or so"
+
+
+def test_however_much_happens_a_copy_asks_at_a_slow_pace() -> None:
+    cluster = trainers(Retain(versions=(1,)), peers=6)
+    cluster.publish_all(TRAINER, TRAINERS, 1)
+    assert unpublish_all(cluster) == [None, None]
+    slot = Slot(Group("policy", "busy"), 0)
+    cluster.wait(cluster.open(5, slot, 1))
+    times = reads(cluster)
+    began = cluster.now
+    for version in range(2, 40):
+        cluster.wait(cluster.publish(5, slot, version))
+        cluster.net.run_for(0.1)
+        cluster.shard(5, slot).drop(cluster.now)
+        cluster.net.run_for(0.1)
+    looks = RetentionConfig().look_interval
+    assert 4 <= len(times) <= 2 * ((cluster.now - began) / looks + 1)
+
+
+def test_a_copy_is_freed_soon_after_the_reader_that_pinned_it_has_died() -> None:
+    cluster = trainers(peers=12)
+    directory = cluster.nodes[0].directory
+    owners = {*directory.owners(retains_key("policy")), *directory.owners(versions_key("policy"))}
+    # Its death changes nothing in the keys, nor who keeps them.
+    reader = next(p for p in range(2, 12) if cluster.nodes[p].info.peer_id not in owners)
+    slot = Slot(ROLLOUT, 0)
+    cluster.wait(cluster.open(reader, slot, 1))
+    cluster.publish_all(TRAINER, TRAINERS, 1)
+    cluster.wait(cluster.ask(reader, slot))
+    assert unpublish_all(cluster) == [None, None]
+    cluster.net.run_for(10.0)
+    assert kept(cluster) == {1: 2}
+    cluster.crash(reader)
+    cluster.until_dead(reader)
+    cluster.until(lambda: not cluster.copies, 5.0)
 
 
 # --- closing, leaving ---

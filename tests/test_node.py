@@ -90,6 +90,33 @@ def test_a_follow_tells_who_holds_the_shard_and_what_changes() -> None:
     assert told == [[ids[0]], [ids[0], ids[1]]]
 
 
+def test_a_follow_names_holders_of_every_publication_of_the_version_and_no_others() -> None:
+    cluster, publication = published()
+    for peer, name, number in ((1, "beside", 1), (2, "later", 2)):
+        cluster.form(Group("policy", name), [peer])
+        cluster.publish_all(Group("policy", name), [peer], number)
+    cluster.nodes[3].follow(cluster.now, "policy", 0, publication)
+    cluster.net.run_for(1.0)
+    told = [event for _, _, event in cluster.events if isinstance(event, HoldersChanged)]
+    assert {(h.slot.group.replica, h.publication.replica) for h in told[-1].holders} == {
+        ("alone", "alone"),
+        ("beside", "beside"),
+    }
+
+
+def test_an_equal_publication_hides_no_silent_holder_of_the_one_that_is_followed() -> None:
+    cluster, publication = published()
+    cluster.form(TRAINER, [1])
+    cluster.publish_all(TRAINER, [1], 1)
+    node, ids = cluster.nodes[3], [n.info.peer_id for n in cluster.nodes]
+    cluster.pause(0)
+    cluster.until(lambda: not node.liveness.is_responsive(ids[0]))
+    node.follow(cluster.now, "policy", 0, publication)
+    cluster.net.run_for(1.0)
+    told = [event for _, _, event in cluster.events if isinstance(event, HoldersChanged)]
+    assert {holder.peer for holder in told[-1].holders} == {ids[0], ids[1]}
+
+
 def test_whoever_unfollows_is_told_nothing_any_more() -> None:
     cluster, publication = published()
     node = cluster.nodes[2]

@@ -62,7 +62,7 @@ def test_what_was_withdrawn_long_ago_is_forgotten() -> None:
 def test_what_was_forgotten_and_is_written_again_is_there_again() -> None:
     held = Cells(pins(MANY, None))
     again = Register(PeerId("0"), "pin/0@rollout", 1, 3, PIN)
-    assert held.merge(0.0, (again,)) == 1
+    assert held.merge(0.0, (again,)) == [again]
     assert held[again.cell] == again
 
 

@@ -8,7 +8,7 @@ from tensorhub_p2p.config import RetentionConfig
 from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Outbox, Send
 from tensorhub_p2p.protocol.messages import GenerationRecord, ReserveAnswer, ReserveAsk
-from tensorhub_p2p.protocol.retention.reserving import GroupReserve, Reserve, ReserveMember
+from tensorhub_p2p.protocol.retention.reserving import GroupReserve, Reserve
 
 G1 = Generation(1, 7)
 GROUP = Group("m", "trainer")
@@ -139,39 +139,3 @@ def test_a_group_with_no_generation_in_force_has_nobody_to_ask() -> None:
     asking.reserve.begin(0.0, None)
     assert asking.ends == [""]
     assert not asking.asks()
-
-
-def test_a_member_takes_memory_for_what_it_holds_and_gives_it_back() -> None:
-    outbox, reserve = Outbox(), Reserve(10)
-    member = ReserveMember(Slot(GROUP, 0), reserve, outbox, CONFIG)
-
-    def ask(num_bytes: int, ends: bool = False) -> ReserveAnswer | None:
-        message = ReserveAsk(
-            group=GROUP,
-            generation=G1,
-            shard=0,
-            sender_shard=1,
-            call=0,
-            publication=V1,
-            request=3,
-            ends=ends,
-        )
-        member.receive(0.0, PeerId("p1"), message, num_bytes)
-        sent = [item.message for item in outbox.drain() if isinstance(item, Send)]
-        answer = sent[0] if sent else None
-        assert answer is None or isinstance(answer, ReserveAnswer)
-        return answer
-
-    granted = ask(10)
-    assert granted is not None
-    assert (granted.granted, granted.request, granted.sender_shard) == (True, 3, 0)
-    assert reserve.room(0.0) == 0
-    assert ask(10, ends=True) is None
-    assert reserve.room(0.0) == 10
-    denied = ask(11)
-    assert denied is not None
-    assert not denied.granted
-    assert "offload_limit" in denied.why
-    nothing_to_keep = ask(0)
-    assert nothing_to_keep is not None
-    assert nothing_to_keep.granted

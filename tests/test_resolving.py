@@ -31,6 +31,7 @@ from tensorhub_p2p.protocol.messages import (
     Decision,
     Key,
     Phase,
+    Pin,
     Question,
     Register,
     VersionRecord,
@@ -149,6 +150,12 @@ class Waiting:
         self.enough: Callable[[Registers], bool] | None = None
         self.changed: Callable[[float], None] = lambda _now: None
         self.then: Callable[[float, Registers], None] | None = None
+        self.told: Registers | None = None
+        """What owners have told of the key, if they have."""
+        self.named: tuple[int, int] | None = None
+        """The newest version in other zones."""
+        self.written: list[object] = []
+        self.thens: list[Callable[[float, None], None]] = []
         slot = Slot(Group("policy", "rollout"), 0)
         liveness = self.race.peer(PeerId("rollout"))
         self.resolver = DirectoryResolver(
@@ -167,6 +174,8 @@ class Waiting:
         then: Callable[[float, Registers], None],
         enough: Callable[[Registers], bool] | None = None,
         near: str = "",
+        *,
+        agreed: bool = False,
     ) -> int:
         self.then, self.enough = then, enough
         return 1
@@ -175,8 +184,59 @@ class Waiting:
         self.changed = then
         return 1
 
-    def elsewhere(self, _model: str) -> None:
-        return None
+    def known(self, _key: Key) -> Registers | None:
+        return self.told
+
+    def write(
+        self,
+        _now: float,
+        _key: Key,
+        _name: str,
+        _counter: int,
+        value: object,
+        then: Callable[[float, None], None],
+        _zone: str,
+    ) -> int:
+        self.written.append(value)
+        self.thens.append(then)
+        return 2
+
+    def mark(
+        self,
+        _now: float,
+        _key: Key,
+        value: object,
+        then: Callable[[float, None], None],
+        _zone: str,
+    ) -> int:
+        self.written.append(value)
+        self.thens.append(then)
+        return 3
+
+    def write_and_look(
+        self,
+        _now: float,
+        _key: Key,
+        _name: str,
+        _counter: int,
+        value: object,
+        then: Callable[[float, None, None], None],
+        *,
+        agreed: bool,
+    ) -> int:
+        assert agreed
+        self.written.append(value)
+        self.thens.append(lambda now, refused: then(now, refused, None))
+        return 4
+
+    def cancel(self, _request: int) -> None:
+        self.then = None
+
+    def unwatch(self, _now: float, _watch: int) -> None:
+        self.changed = lambda _now: None
+
+    def elsewhere(self, _model: str) -> tuple[int, int] | None:
+        return self.named
 
     def answer(self, now: float) -> None:
         """The own zone has nothing, and so have the others, if they are looked at."""
@@ -215,13 +275,44 @@ def test_who_waits_looks_at_other_zones_at_once_when_there_is_news() -> None:
     waiting.answer(0.0)
     waiting.go_on(60.0)
     waiting.crossed.clear()
+    waiting.told, waiting.named = (), (0, 1)
     waiting.changed(60.1)
     waiting.answer(60.1)
     assert waiting.crossed == [60.1]
 
 
+def published(version: int) -> Register:
+    what = Publication(0, version, "trainer", GENERATION)
+    slot = Slot(Group("policy", "trainer"), 0)
+    record = VersionRecord(slot, 1, what, Phase.READY, GENERATION, False)
+    return Register(PeerId("t"), "0@trainer", 1, version, record)
+
+
+def test_who_waits_acts_on_what_it_is_told_and_marks_and_pins_at_once() -> None:
+    waiting = Waiting()
+    waiting.answer(0.0)
+    waiting.answer(0.0)
+    waiting.told = ()
+    waiting.changed(0.1)
+    assert waiting.then is None
+    assert not waiting.written
+    waiting.told = (published(1),)
+    waiting.changed(0.2)
+    assert waiting.then is None, "it reads what it was told"
+    assert [type(value) for value in waiting.written] == [WholeMark, Pin]
+
+
+def test_who_waits_reads_what_changed_if_it_was_not_told() -> None:
+    waiting = Waiting()
+    waiting.answer(0.0)
+    waiting.answer(0.0)
+    waiting.changed(0.1)
+    assert waiting.then is not None
+
+
 def test_a_refusal_is_followed_by_a_look_at_other_zones_again() -> None:
     waiting = Waiting()
+    waiting.answer(0.0)
     waiting.answer(0.0)
     waiting.go_on(60.0)
     waiting.resolver._again(60.0)
@@ -240,3 +331,29 @@ def test_what_a_holder_had_whole_needs_no_further_mark() -> None:
     race.until(lambda: race.decision is not None)
     values = [r.value for r in race.registers(versions_key("policy"))]
     assert not any(isinstance(value, WholeMark) for value in values)
+
+
+def test_a_question_that_is_answered_at_once_watches_nothing() -> None:
+    race = Race()
+    race.publish(1)
+    race.until(lambda: race.references.held is not None and race.references.held.was_whole)
+    race.resolve()
+    race.until(lambda: race.decision is not None)
+    assert not race.watches
+
+
+def test_who_has_waited_and_then_pulls_marks_the_version_once() -> None:
+    waiting = Waiting()
+    waiting.answer(0.0)
+    waiting.answer(0.0)
+    waiting.told = (published(1),)
+    waiting.changed(0.1)
+    for then in waiting.thens:
+        then(0.2, None)
+    assert waiting.resolver.state is ResolverState.CHECKING
+    waiting.resolver.stop(0.3)
+    waiting.written.clear()
+    waiting.resolver.resolve(0.3, LATEST, 2, NO_FLOOR, lambda _now, _decision: None)
+    assert waiting.then is not None
+    waiting.then(0.4, (published(1),))
+    assert [type(value) for value in waiting.written] == [Pin]

@@ -13,7 +13,6 @@ from tensorhub_p2p.protocol.groups.selection import (
     NO_FLOOR,
     BadSelector,
     Copy,
-    contradicted_by,
     describe,
     holdings,
     newer_than,
@@ -308,13 +307,54 @@ def test_a_copy_says_by_which_slot_it_is_held_and_as_what() -> None:
     }
 
 
+A, B = b"a" * 16, b"b" * 16
+LOWER, THIRD = publication(1, replica="other"), publication(1, replica="zebra")
+"""Of the same version as V1, by a replica below and above the trainer."""
+
+
+def contradicted(*registers: Register, is_gone: Any = nobody) -> dict[Publication, Any]:
+    found = holdings(registers, is_gone)
+    return {p: h.contradicted_by for p, h in found.items() if h.contradicted_by is not None}
+
+
 def test_of_publications_whose_bytes_differ_the_higher_one_is_contradicted() -> None:
-    other = publication(1, replica="other")
-    a, b = b"a" * 16, b"b" * 16
-    registers = [held(V1, 0, digests=a), held(other, 0, writer="o", digests=b)]
-    found = holdings(registers, nobody)
-    assert found[V1].digests == {0: a}
-    assert contradicted_by(found, V1) == other
-    assert contradicted_by(found, other) is None
-    alike = holdings([registers[0], held(other, 0, writer="o", digests=a)], nobody)
-    assert contradicted_by(alike, V1) is None
+    mine, lower = held(V1, 0, digests=A), held(LOWER, 0, writer="o", digests=B)
+    assert holdings([mine], nobody)[V1].digests == {0: A}
+    assert contradicted(mine, lower) == {V1: LOWER}
+    assert contradicted(mine, held(LOWER, 0, writer="o", digests=A)) == {}
+    assert contradicted(mine, held(LOWER, 0, writer="o")) == {}, "it has not said what it is"
+
+
+def test_bytes_are_compared_shard_by_shard_of_replicas_that_are_cut_alike() -> None:
+    lower = held(LOWER, 0, writer="o", digests=B)
+    assert contradicted(held(V1, 1, digests=A), lower) == {}
+    assert contradicted(held(V1, 0, digests=A, num_shards=4), lower) == {}
+    assert contradicted(held(publication(2), 0, digests=A), lower) == {}
+    assert contradicted(held(V1, 0, digests=A, replica="rollout"), lower) == {}, "it pulled it"
+
+
+def test_who_agrees_with_the_lowest_is_not_contradicted_by_one_between() -> None:
+    lowest = held(LOWER, 0, writer="o", digests=A)
+    between, third = held(V1, 0, digests=B), held(THIRD, 0, writer="z", digests=A)
+    assert contradicted(third, between, lowest) == {V1: LOWER}
+    more = [held(V1, 1, digests=B), held(THIRD, 1, writer="z", digests=A)]
+    assert contradicted(third, between, lowest, *more) == {V1: LOWER}, "nor in other shards"
+
+
+def test_what_is_contradicted_answers_nobody_whoever_has_a_copy_of_it() -> None:
+    pulled = [held(V1, s, replica="rollout", writer="r", was_whole=True) for s in range(2)]
+    hidden = held(V1, 0, phase=Phase.HIDDEN, digests=A)
+    assert answer("latest", *pulled, hidden) == V1
+    lower = held(LOWER, 0, writer="o", digests=B)
+    assert answer("latest", *pulled, hidden, lower) is None
+    assert f"other bytes than {LOWER}" in describe(holdings([*pulled, hidden, lower], nobody))
+    assert answer("latest", *pulled, hidden, *whole(LOWER, digests=B)) == LOWER
+
+
+def test_a_publication_that_nobody_has_any_more_contradicts_nobody() -> None:
+    mine, lower = held(V1, 0, digests=A), held(LOWER, 0, writer="o", digests=B)
+    gone = held(LOWER, 0, phase=Phase.HIDDEN, writer="o", digests=B)
+    pulled = held(LOWER, 0, replica="rollout", writer="r")
+    assert contradicted(mine, gone) == {}
+    assert contradicted(mine, gone, pulled) == {V1: LOWER}
+    assert contradicted(mine, lower, is_gone=lambda peer: peer == "o0") == {}

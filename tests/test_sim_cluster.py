@@ -55,7 +55,10 @@ def test_seeds_draw_many_different_settings() -> None:
         assert {getattr(setting, name) for setting in drawn} == {True, False}, name
     assert any(setting.elastic for setting in drawn)
     assert any(setting.follower for setting in drawn)
+    assert any(setting.steady and setting.cuts for setting in drawn)
     for name in ("retainers", "offload_chunks", "copy_fails", "spot", "retracts"):
+        assert any(getattr(setting, name) for setting in drawn), name
+    for name in ("herd", "wishers", "rests"):
         assert any(getattr(setting, name) for setting in drawn), name
 
 

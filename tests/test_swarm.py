@@ -70,8 +70,13 @@ OWN = source("f")
 A, B = source("a"), source("b")
 
 
-def candidate(source: SourceId, locality: int = 2, phase: Phase = Phase.READY) -> Candidate:
-    return Candidate(source.peer, source.slot, phase, locality)
+def candidate(
+    source: SourceId,
+    locality: int = 2,
+    phase: Phase = Phase.READY,
+    publication: Publication = PUBLICATION,
+) -> Candidate:
+    return Candidate(source.peer, source.slot, phase, locality, publication)
 
 
 # --- picking -------------------------------------------------------------------------------
@@ -144,6 +149,7 @@ class Script:
         others: tuple[SourceId, ...] = (),
         layout: Layout | None = None,
         digest_of: Callable[[int], bytes] = digest,
+        publication: Publication = PUBLICATION,
     ) -> None:
         layout = layout or self.layout
         has = ChunkSet.full(layout.num_chunks)
@@ -158,7 +164,7 @@ class Script:
             PullOffer(
                 "p",
                 source.slot,
-                PUBLICATION,
+                publication,
                 granted,
                 layout.digest,
                 layout.num_bytes,
@@ -711,6 +717,165 @@ def test_what_comes_from_strangers_or_for_other_pulls_is_ignored() -> None:
     s.offer(B)
     s.receive(A, PullGone("another pull", A.slot, "no"))
     assert s.drain() == ([], [])
+
+
+# --- twins: holders of another publication of the same version ---------------------------------
+
+TWIN_PUBLICATION = Publication(0, 7, "trainer-1", Generation(1, 1))
+TWIN = source("1", "trainer-1")
+
+
+def twin(source: SourceId = TWIN, locality: int = 2) -> Candidate:
+    return candidate(source, locality, publication=TWIN_PUBLICATION)
+
+
+def with_a_twin(
+    own: Iterable[int] | None = None,
+    digest_of: Callable[[int], bytes] = digest,
+    known: Iterable[int] | None = None,
+) -> Script:
+    """A pull that has begun, from the origin, which has `own`, and a twin, which has all."""
+    s = Script()
+    s.candidates(candidate(ORIGIN), twin())
+    s.offer(ORIGIN, have=own, known=range(8))
+    s.offer(TWIN, digest_of=digest_of, known=known, publication=TWIN_PUBLICATION)
+    s.swarm.begin(s.now)
+    return s
+
+
+def test_a_twin_is_asked_for_what_it_holds_once_the_layout_is_settled() -> None:
+    s = Script()
+    s.candidates(candidate(ORIGIN), twin(locality=0))
+    assert [to for to, _ in s.sent(PullHello)] == [ORIGIN.peer]
+    s.offer(ORIGIN)
+    [(to, hello)] = s.sent(PullHello)
+    assert to == TWIN.peer
+    assert isinstance(hello, PullHello)
+    assert hello.publication == TWIN_PUBLICATION
+    assert hello.puller is None, "nobody finds that publication here"
+
+
+def test_chunks_come_from_twins_as_from_others() -> None:
+    s = with_a_twin()
+    s.complete(s.fetches())
+    facts = {f.source: f.chunks for f in s.swarm.facts()}
+    assert facts[ORIGIN] > 0
+    assert facts[TWIN] > 0
+    assert s.swarm.held.is_full
+
+
+def test_a_chunk_is_asked_of_a_twin_only_if_its_list_has_the_same_digest() -> None:
+    s = with_a_twin(
+        own=[], digest_of=lambda c: digest(c if c < 2 else 99), known=[0, 1, 2, 3, 4, 5]
+    )
+    fetches = s.fetches()
+    assert {f.chunk for f in fetches} == {0, 1}
+    s.complete(fetches)
+    more = ((5, digest(5)), (6, digest(6)))
+    s.receive(TWIN, PullUpdate("p", TWIN.slot, b"\xff", more))
+    assert {f.chunk for f in s.fetches()} == {5, 6}
+
+
+def test_what_a_twin_says_of_digests_is_not_believed() -> None:
+    s = Script()
+    s.candidates(candidate(ORIGIN), twin())
+    s.offer(ORIGIN, known=[0])
+    s.offer(TWIN, publication=TWIN_PUBLICATION)
+    s.swarm.begin(s.now)
+    learnt = [c for e in s.events(DigestsLearnt) if isinstance(e, DigestsLearnt) for c in e.digests]
+    assert learnt == [(0, digest(0))]
+    s.receive(ORIGIN, PullUpdate("p", ORIGIN.slot, b"\xff", ((3, digest(3)),)))
+    assert {f.chunk for f in s.fetches()} <= {0, 3}
+
+
+def test_no_twin_is_told_that_its_digests_are_known_here() -> None:
+    s = with_a_twin()
+    todo, said = s.fetches(), list[tuple[PeerId, Message]]()
+    while todo:
+        fetch = todo.pop()
+        s.now += 0.2
+        s.swarm.fetched(s.now, fetch.source, fetch.chunk, fetch.digest)
+        s.swarm.tick(s.now)
+        sends, events = s.drain()
+        said += sends
+        todo += [e for e in events if isinstance(e, Fetch)]
+    known = {to: m.known for to, m in said if isinstance(m, PullProgress)}
+    assert known == {ORIGIN.peer: 8, TWIN.peer: 0}
+    byes = {to: m.complete for to, m in said if isinstance(m, PullBye)}
+    assert byes == {ORIGIN.peer: True, TWIN.peer: False}
+
+
+def test_twins_get_half_of_the_places() -> None:
+    s = Script(config=PullConfig(max_sources=4))
+    crowd = [SourceId(PeerId(f"{i:016x}"), TWIN.slot) for i in range(16)]
+    s.candidates(candidate(ORIGIN), *(twin(id, locality=0) for id in crowd))
+    s.drain()
+    s.offer(ORIGIN)
+    assert len(s.sent(PullHello)) == 2
+    s.candidates(candidate(ORIGIN), candidate(A), *(twin(id, locality=0) for id in crowd))
+    assert [to for to, _ in s.sent(PullHello)] == [A.peer]
+
+
+def test_with_the_origins_list_a_twin_has_all_that_is_needed() -> None:
+    s = Script()
+    s.candidates(candidate(ORIGIN), twin())
+    s.offer(ORIGIN, known=[])
+    s.offer(TWIN, publication=TWIN_PUBLICATION)
+    s.swarm.begin(s.now)
+    s.swarm.lost(s.now, ORIGIN.peer)
+    s.swarm.candidates(s.now, [twin()], tuple(map(digest, range(8))))
+    fetches = s.fetches()
+    assert {f.source for f in fetches} == {TWIN}
+    s.complete(fetches)
+    assert s.swarm.held.is_full
+
+
+def test_a_chunk_that_only_a_twin_has_and_has_otherwise_is_to_be_had_nowhere() -> None:
+    s = with_a_twin(own=range(7), digest_of=lambda c: digest(c if c < 7 else 99))
+    s.complete(s.fetches())
+    events: list[Event] = []
+    for _ in range(10):
+        s.offer(ORIGIN, have=range(7))
+        s.offer(TWIN, digest_of=lambda c: digest(c if c < 7 else 99), publication=TWIN_PUBLICATION)
+        events += s.pass_time(1.0)
+    [starved] = [e for e in events if isinstance(e, Starved)]
+    assert starved.chunks == (7,)
+
+
+def test_a_twin_of_another_layout_is_left_alone() -> None:
+    s = Script()
+    s.candidates(candidate(ORIGIN), twin())
+    s.offer(ORIGIN, have=[])
+    s.offer(TWIN, layout=layout_of(9), publication=TWIN_PUBLICATION)
+    s.swarm.begin(s.now)
+    assert not s.fetches()
+    [fact] = [f for f in s.swarm.facts() if f.source == TWIN]
+    assert fact.notes == ("offers another layout of the version",)
+
+
+def test_a_twin_has_no_say_in_the_layout() -> None:
+    s = Script(own=layout_of(9))
+    s.candidates(candidate(A), twin())
+    s.offer(A)
+    s.offer(TWIN, publication=TWIN_PUBLICATION)
+    wrong = (TensorSpec("x", "uint8", (1 << 20,), 1 << 20),)
+    s.receive(A, LayoutPage("p", A.slot, 0, 1, wrong))  # so it is asked again what the layout is
+    s.drain()
+    s.offer(TWIN, publication=TWIN_PUBLICATION)
+    assert s.swarm.layout is None
+    assert not s.sent(LayoutRequest)
+
+
+def test_a_slot_that_goes_on_to_another_publication_is_asked_anew() -> None:
+    s = with_a_twin(own=[])
+    assert {f.source for f in s.fetches()} == {TWIN}
+    s.candidates(candidate(ORIGIN), candidate(TWIN))
+    [(to, hello)] = s.sent(PullHello)
+    assert to == TWIN.peer
+    assert isinstance(hello, PullHello)
+    assert hello.publication == PUBLICATION
+    s.offer(TWIN, publication=TWIN_PUBLICATION)
+    assert not s.fetches(), "an answer to what was asked before"
 
 
 counts = st.one_of(st.integers(0, 12), st.integers(0, 2**70))

@@ -499,12 +499,19 @@ class Node:
 
     def _settle(self, now: float) -> None:
         """Pass on what the machines put out, until all that is left is for the driver."""
-        while items := self._drain(now):
-            for item in items:
+        acted = True
+        while acted:
+            acted = False
+            for item in self._drain(now):
                 if isinstance(item, Send) and item.to == self.info.peer_id:
                     self._route(now, item.to, item.message)
-                elif isinstance(item, (Send, SendTo)) or not self._take(now, item):
+                    acted = True
+                elif isinstance(item, (Send, SendTo)):
                     self.outbox.items.append(item)
+                else:
+                    acted = True
+                    if not self._take(now, item):
+                        self.outbox.items.append(item)
 
     def _drain(self, now: float) -> list[Output]:
         items = [*self.zones.outbox.drain(), *self.directory.outbox.drain()]

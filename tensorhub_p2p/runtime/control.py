@@ -83,6 +83,8 @@ class ControlThread:
         self._room = threading.Condition()
         self._stopping = False
         self._signalled = False
+        self._serviced_links = False
+        """Nothing has happened at the connections since they were looked after last."""
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -90,7 +92,7 @@ class ControlThread:
         self._selector.register(self._wake_out, selectors.EVENT_READ)
         links.on_fact = self._note_fact
         links.on_evidence = self._note_evidence
-        links.attach(self._selector, self._wake)
+        self._arrivals = links.attach(self._selector, self._wake_links)
         self._guard = ForkGuard("this peer", (self, *links.keep_in_child), links.disown)
         self._thread = threading.Thread(
             target=self._run, name=f"tensorhub-control {links.me}", daemon=True
@@ -158,6 +160,10 @@ class ControlThread:
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_in.send(b"\0")
 
+    def _wake_links(self) -> None:
+        self._serviced_links = False
+        self._wake()
+
     # --- the thread ------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -185,6 +191,8 @@ class ControlThread:
                     self._wake_out.recv(4096)
                 # In this order: who finds it set has already queued what the turn will see.
                 self._signalled = False
+            elif key.fd != self._arrivals:
+                self._serviced_links = False
 
     def _turn(self) -> tuple[bool, float | None]:
         """Everything that there is to do now.
@@ -200,8 +208,7 @@ class ControlThread:
         for _ in range(len(self._to_self)):
             self._guarded(self.machine.receive, now, self.links.me, self._to_self.popleft())
             self._carry_out()
-        self._guarded(self.links.service, now)
-        self._carry_out()
+        self._service_links(now)
         wakeup = self._machine_wakeup()
         if wakeup is not None and wakeup <= now:
             self._guarded(self.machine.tick, now)
@@ -209,7 +216,17 @@ class ControlThread:
             wakeup = self._machine_wakeup()
         return more, wakeup
 
+    def _service_links(self, now: float) -> None:
+        """Look after the connections, if something happened there or is due."""
+        due = self.links.next_wakeup()
+        if not self._serviced_links or (due is not None and due <= now):
+            self._serviced_links = True
+            self._guarded(self.links.service, now)
+            self._carry_out()
+
     def _run_calls(self, now: float) -> None:
+        if not self._calls:
+            return
         with self._room:
             calls, self._calls = self._calls, deque()
             self._room.notify_all()

@@ -111,16 +111,7 @@ class Driver:
         except BaseException:
             self.links.close(0)
             raise
-        tcp = self.transports.get("tcp")
-        self.info = PeerInfo(
-            peer_id=self.peer_id,
-            name=name,
-            zone=zone,
-            addresses=self.links.addresses,
-            data_addresses=tcp.addresses if isinstance(tcp, TcpTransport) else (),
-            host=host_id(host),
-            rack=rack,
-        )
+        self.info = self._describe(name, zone, host, rack)
         rng = random.Random(secrets.randbits(64))
         self.node = Node(self.info, config, rng, offload_limit=offload_limit)
         self._verbs = RunningVerbs()
@@ -132,6 +123,26 @@ class Driver:
             self._verbs.close,
             self.node.evidence,
         )
+        self._keep_books()
+        self._make_workers()
+        self._guard = ForkGuard("this peer", (self.transports, self.offloads))
+        self.control.start()
+
+    def _describe(self, name: str, zone: str, host: str, rack: str) -> PeerInfo:
+        """What this peer tells others about itself."""
+        tcp = self.transports.get("tcp")
+        return PeerInfo(
+            peer_id=self.peer_id,
+            name=name,
+            zone=zone,
+            addresses=self.links.addresses,
+            data_addresses=tcp.addresses if isinstance(tcp, TcpTransport) else (),
+            host=host_id(host),
+            rack=rack,
+        )
+
+    def _keep_books(self) -> None:
+        """What the control thread notes for other threads."""
         self.joined = Flag()
         """A seed answered."""
         self.own_seeds: set[str] = set()
@@ -149,19 +160,20 @@ class Driver:
         self._warn_from = float("-inf")
         self.lost: dict[Slot, Publication] = {}
         """By slot: the last publication there that was aborted behind its handle's back."""
+        self.regions: dict[Slot, Region] = {}
+        """By slot: the memory that it serves, or is about to, in the publisher's order."""
+        self.closing = False
+        """The peer is being closed: its handles are not to be used any more."""
+
+    def _make_workers(self) -> None:
+        """Those who work for the node on other threads, and how they tell it what they did."""
         self.digests = PublishedDigests(Batch(self.control.post, self.node.digested))
         self.learnt = Batch(self.control.post, self.node.digested)
         """Digests that pulls learn, to be served on."""
         self.verified = Batch(self.control.post, self.node.verified)
         """Chunks that pulls verified, to be served on."""
-        self.regions: dict[Slot, Region] = {}
-        """By slot: the memory that it serves, or is about to, in the publisher's order."""
         self.offloads = Offloads(self.transports, self.control.post, self.node)
         self.adoptions = Adoptions(self, self.offloads)
-        self.closing = False
-        """The peer is being closed: its handles are not to be used any more."""
-        self._guard = ForkGuard("this peer", (self.transports, self.offloads))
-        self.control.start()
 
     def _make_transports(
         self,

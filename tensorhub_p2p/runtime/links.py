@@ -194,12 +194,17 @@ class Links:
 
     # --- receiving and driving -------------------------------------------------------
 
-    def attach(self, selector: selectors.BaseSelector, wake: Callable[[], None]) -> None:
-        """Have `selector` wake its owner when `receive` or `service` has something to do."""
-        selector.register(int(self._socket.getsockopt(zmq.FD)), selectors.EVENT_READ)
+    def attach(self, selector: selectors.BaseSelector, wake: Callable[[], None]) -> int:
+        """Have `selector` wake its owner when `receive` or `service` has something to do.
+
+        Returns the descriptor that is for `receive`; all others, and `wake`, are for `service`.
+        """
+        arrivals = int(self._socket.getsockopt(zmq.FD))
+        selector.register(arrivals, selectors.EVENT_READ)
         self._routes.attach(wake)
         self._outgoing.attach(selector)
         self._watching.attach(selector)
+        return arrivals
 
     def receive(self, limit: int) -> tuple[list[tuple[PeerId, Message]], bool]:
         """Up to `limit` incoming messages, the bad ones left out; True if there may be more.

@@ -43,6 +43,7 @@ from tensorhub_p2p.runtime.monitor import (
     Monitor,
     advance,
     receive,
+    send_to,
 )
 from tensorhub_p2p.runtime.routes import Destination, Route, Routes
 from tensorhub_p2p.runtime.security import secure
@@ -164,7 +165,7 @@ class Outgoing:
 
     def _push(self, link: Link, payload: bytes) -> bool:
         try:
-            self._socket.send_multipart((link.routing_id, payload), zmq.NOBLOCK)
+            send_to(self._socket, link.routing_id, payload)
         except zmq.Again:
             self._counters["dropped: send queue full"] += 1
             return False

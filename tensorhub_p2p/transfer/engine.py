@@ -273,7 +273,10 @@ class ShardPull:
         elif isinstance(item, HoldersChanged):
             swarm.candidates(
                 now,
-                [Candidate(h.peer, h.slot, h.phase, self._locate(h.peer)) for h in item.holders],
+                [
+                    Candidate(h.peer, h.slot, h.phase, self._locate(h.peer), h.publication)
+                    for h in item.holders
+                ],
                 item.digests,
             )
         elif isinstance(item, str):

@@ -89,8 +89,9 @@ def test_attempts_that_never_come_further_give_the_version_up(
     for _ in range(30):
         with pytest.raises(th.Timeout, match="of 24 chunks"):
             rollout.replicate(1, timeout=0.4)
-        assert rollout._failed is not None
-        calls.add(rollout._failed.call)
+        failed = rollout._attempts.failed
+        assert failed is not None
+        calls.add(failed.call)
         if len(calls) > 1:
             return  # the first call is over, and what it pinned is free to go
     pytest.fail("the same call is asked for ever")

@@ -10,6 +10,7 @@ import pytest
 from steps import blank, fill, wrong
 
 import tensorhub_p2p as th
+from tensorhub_p2p.config import RetentionConfig
 
 StartPeer = Callable[..., th.Peer]
 
@@ -97,6 +98,48 @@ def test_trainers_side_by_side_publish_one_version_and_either_may_leave(peer: St
     second.publish(4)
     assert rollout.replicate("latest") == [4, 4]
     assert not rollout.wrong(4)
+
+
+WATCHFUL = th.Config(retention=RetentionConfig(look_interval=0.1))
+
+
+def alone(member: th.Peer, replica: str, version: int | None = None) -> tuple:
+    """A replica of one shard of 32 MB, with the bytes of a version."""
+    handle, tensors = member.open("m", replica=replica), blank(32)
+    handle.register(tensors if version is None else fill(tensors, version))
+    return handle, tensors
+
+
+def test_a_version_comes_from_all_trainers_that_published_it(peer: StartPeer) -> None:
+    trainers = [alone(peer(), f"trainer-{i}", version=1)[0] for i in range(2)]
+    for trainer in trainers:
+        trainer.publish(1)
+    target, tensors = alone(peer(), "rollout")
+    pull = target.replicate(1, timeout=30)
+    assert not wrong(tensors, 1)
+    assert {source.slot for source in pull.sources} == {"m/trainer-0#0", "m/trainer-1#0"}
+    for trainer in trainers:
+        trainer.unpublish()
+
+
+def test_trainers_whose_bytes_differ_are_told_and_the_lower_ones_count(peer: StartPeer) -> None:
+    first, _ = alone(peer(config=WATCHFUL), "trainer-0", version=1)
+    second, seconds = alone(peer(config=WATCHFUL), "trainer-1", version=2)
+    target, tensors = alone(peer(), "rollout")
+    second.publish(7)
+    first.publish(7)
+    assert target.replicate(7, timeout=30).version == 7
+    assert not wrong(tensors, 1)
+    deadline = time.monotonic() + 20
+    while second.version is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(th.VersionConflict, match=r"trainer-1 is not published.*by trainer-0"):
+        second.unpublish()
+    assert second.state is th.HandleState.REGISTERED
+    assert second.replicate(7, timeout=30).version == 7
+    assert not wrong(seconds, 1)
+    first.unpublish()
 
 
 def test_a_version_that_is_not_whole_is_nobodys_answer(peer: StartPeer) -> None:

@@ -133,7 +133,7 @@ class RemoteWrites:
         assert request.register is not None
         seal = owners_hash(request.owners)
         message = DirectoryWrite(request.number, request.key, seal, request.register, abroad=True)
-        for owner in request.unanswered():
+        for owner in request.to_ask(self._me):
             self._outbox.send(owner, message)
         request.retry_at = now + self._lengthened(write)
 

@@ -32,7 +32,13 @@ from tensorhub_p2p.protocol.abroad.asking import CROSSING, Asks, Found, Place
 from tensorhub_p2p.protocol.abroad.remote_writes import FIRST_NUMBER as REMOTE
 from tensorhub_p2p.protocol.abroad.remote_writes import RemoteWrites
 from tensorhub_p2p.protocol.abroad.speakers import Order, Speakers
-from tensorhub_p2p.protocol.directory.pending import Changed, PendingRecords, Read, Written
+from tensorhub_p2p.protocol.directory.pending import (
+    Changed,
+    Looked,
+    PendingRecords,
+    Read,
+    Written,
+)
 from tensorhub_p2p.protocol.directory.records import Enough, Registers
 from tensorhub_p2p.protocol.directory.registers import Mark, of_mark
 from tensorhub_p2p.protocol.identity import PeerId
@@ -89,10 +95,17 @@ class WideRecords:
     # -- reading --
 
     def read(
-        self, now: float, key: Key, then: Read, enough: Enough | None = None, near: str = ""
+        self,
+        now: float,
+        key: Key,
+        then: Read,
+        enough: Enough | None = None,
+        near: str = "",
+        *,
+        agreed: bool = False,
     ) -> int:
         if enough is None or key.kind not in CROSSING or not self._speakers.with_model(key.model):
-            return self._home.read(now, key, then, near=near)
+            return self._home.read(now, key, then, near=near, agreed=agreed)
         number = next(self._numbers)
         self._reads[number] = read = WideRead(key, then, enough)
 
@@ -102,7 +115,7 @@ class WideRecords:
                 self._ask_others(now, read)
             self._end_if_through(now, number, read)
 
-        read.at_home = self._home.read(now, key, at_home)
+        read.at_home = self._home.read(now, key, at_home, agreed=agreed)
         return number
 
     def _ask_others(self, now: float, read: WideRead) -> None:
@@ -153,6 +166,19 @@ class WideRecords:
             return self._home.write(now, key, name, generation, value, then)
         return self._remote.write(now, (zone, key), name, generation, value, then)
 
+    def write_and_look(
+        self,
+        now: float,
+        key: Key,
+        name: str,
+        generation: int,
+        value: Value,
+        then: Looked,
+        *,
+        agreed: bool = False,
+    ) -> int:
+        return self._home.write_and_look(now, key, name, generation, value, then, agreed=agreed)
+
     def mark(self, now: float, key: Key, value: Mark, then: Written, zone: str = "") -> int:
         if self._is_home(zone):
             return self._home.mark(now, key, value, then)
@@ -175,14 +201,17 @@ class WideRecords:
 
     # -- watching --
 
-    def watch(self, now: float, key: Key, then: Changed) -> int:
-        number = self._home.watch(now, key, then)
+    def watch(self, now: float, key: Key, then: Changed, *, pins: bool = False) -> int:
+        number = self._home.watch(now, key, then, pins=pins)
         self._watches[number] = (key, then)
         return number
 
     def unwatch(self, now: float, watch: int) -> None:
         self._watches.pop(watch, None)
         self._home.unwatch(now, watch)
+
+    def known(self, key: Key) -> Registers | None:
+        return self._home.known(key)
 
     def heard(self, now: float, summary: ZoneSummary) -> None:
         """Another zone says what it has: tell who watches for a newer version."""

@@ -13,7 +13,6 @@ majority of each earlier set took.
     a "whole" mark for what its publisher is withdrawing          withdrawn (G3)
     a pin on what was withdrawn, with nobody known to keep it     withdrawn (G6)
     a publish, mark or pin of what was retracted                  retracted
-    content that a lower publication of the version has otherwise conflict (G1)
 
 Only what began after its reason was on W owners is sure to be refused. Of two that cross,
 an owner refuses the later one if it has heard of the earlier, and both may be admitted:
@@ -56,7 +55,7 @@ def _is_conditional(key: Key, new: Register) -> bool:
     if key.kind != "versions":
         return False
     if isinstance(new.value, VersionRecord):
-        return _is_publish(new.value) or _says_content(new.value)
+        return _is_publish(new.value)
     return isinstance(new.value, (WholeMark, Pin))
 
 
@@ -65,8 +64,7 @@ def _refusal(key: Key, held: Cells, new: Register) -> Refusal | None:
         return None
     value = new.value
     if isinstance(value, VersionRecord):
-        refusal = _admit_publish(held, new, value) if _is_publish(value) else None
-        return refusal or _admit_content(held, value)
+        return _admit_publish(held, new, value)
     if isinstance(value, WholeMark):
         return _retracted(held, value.publication) or _admit_mark(held, value)
     if isinstance(value, Pin):
@@ -80,19 +78,10 @@ admit = Admit(_refusal, _is_conditional)
 """The policy of the versions key; None admits a register."""
 
 
-def _is_own(record: VersionRecord) -> bool:
-    """By the publishing replica's own slot, as ready."""
-    own = record.slot.group.replica == record.publication.replica
-    return own and record.phase is Phase.READY
-
-
 def _is_publish(record: VersionRecord) -> bool:
-    """Of what isn't known to be whole."""
-    return _is_own(record) and not record.was_whole
-
-
-def _says_content(record: VersionRecord) -> bool:
-    return _is_own(record) and bool(record.digests)
+    """By the publishing replica's own slot, as ready, of what isn't known to be whole."""
+    own = record.slot.group.replica == record.publication.replica
+    return own and record.phase is Phase.READY and not record.was_whole
 
 
 def _admit_publish(held: Cells, new: Register, record: VersionRecord) -> Refusal | None:
@@ -114,21 +103,6 @@ def _admit_publish(held: Cells, new: Register, record: VersionRecord) -> Refusal
         # Its own mark forbids a publication only once it was hidden: the bytes may differ by now.
         if other != publication or before is not None:
             return Refusal(CONFLICT, reasons.proof(other))
-    return None
-
-
-def _admit_content(held: Cells, record: VersionRecord) -> Refusal | None:
-    """Of publications of one version that differ, the lowest one stands."""
-    if not record.digests:
-        return None
-    publication = record.publication
-    for digests, others in held.reasons.contents(publication.order, record.slot.shard).items():
-        if digests == record.digests:
-            continue
-        for register in others.values():
-            other = register.value
-            if isinstance(other, VersionRecord) and other.publication < publication:
-                return Refusal(CONFLICT, register)
     return None
 
 

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tensorhub_p2p.protocol.directory.reasons import Reasons
-from tensorhub_p2p.protocol.directory.registers import Cell, print_of
+from tensorhub_p2p.protocol.directory.registers import Cell, is_pin, print_of
 from tensorhub_p2p.protocol.identity import PeerId, Publication
 from tensorhub_p2p.protocol.messages import (
     HolderRecord,
@@ -46,7 +46,7 @@ class Cells(Mapping[Cell, Register]):
     def __init__(self, registers: Iterable[Register] = ()) -> None:
         self.reasons = Reasons()
         self.fingerprint = 0
-        """Of all the registers."""
+        """Of all the registers but the pins, of which not all watchers are told."""
         self._cells: dict[Cell, Register] = {}
         self._prints: dict[PeerId, int] = {}
         """By writer: of its registers; no entry for 0."""
@@ -88,8 +88,8 @@ class Cells(Mapping[Cell, Register]):
 
     # -- changing --
 
-    def merge(self, now: float, registers: Iterable[Register]) -> int:
-        """Take the maximum per cell; how many cells rose."""
+    def merge(self, now: float, registers: Iterable[Register]) -> list[Register]:
+        """Take the maximum per cell; those that rose."""
         risen: list[Register] = []
         for register in registers:
             held = self._cells.get(register.cell)
@@ -99,7 +99,7 @@ class Cells(Mapping[Cell, Register]):
                 self._put(now, register)
                 risen.append(register)
         self._prune(risen)
-        return len(risen)
+        return risen
 
     def drop(self, cell: Cell) -> None:
         self._take(self._cells[cell])
@@ -154,7 +154,8 @@ class Cells(Mapping[Cell, Register]):
         """The register comes or goes: XOR does both."""
         bits = print_of(register)
         if bits:
-            self.fingerprint ^= bits
+            if not is_pin(register):
+                self.fingerprint ^= bits
             mine = self._prints.pop(register.writer, 0) ^ bits
             if mine:
                 self._prints[register.writer] = mine

@@ -14,11 +14,11 @@ disagree thus agree within two round trips, and no request is answered by a wron
 
 Who sends what when, as a client:
 
-    read, write, mark   DirectoryRead/Write to all owners at once; to the silent ones again
-                        each `retry_interval`, and at once to all when the owners change
+    read, write, mark   DirectoryRead/Write to the owners that quorum.py says; to the silent ones
+                        again each `retry_interval`, and at once to all when the owners change
     watch               DirectoryWatch to all owners, and again well before it lapses, with the
-                        fingerprint of what was read last: a change whose push got lost is
-                        told then (watchers.py). So nobody has to poll
+                        fingerprint of what is known of the key (views.py): a change whose push
+                        got lost is told then (watchers.py). So nobody has to poll
     members_changed     DirectoryCheck to the new owners of keys with own registers, as below, over
                         `rewrite_jitter` or, if there are many, at `rewrite_rate`: a join or a death
                         makes no storm. Marks of such keys again, to all owners
@@ -49,8 +49,9 @@ from tensorhub_p2p.config import DirectoryConfig
 from tensorhub_p2p.protocol.directory.own import OwnRegisters, Place
 from tensorhub_p2p.protocol.directory.owner import Admit, Owner, Refusal, admit_all
 from tensorhub_p2p.protocol.directory.quorum import Request
-from tensorhub_p2p.protocol.directory.registers import Mark, fingerprint
+from tensorhub_p2p.protocol.directory.registers import Mark
 from tensorhub_p2p.protocol.directory.ring import Owners, Ring, owners_hash
+from tensorhub_p2p.protocol.directory.views import Views
 from tensorhub_p2p.protocol.directory.warming import Reachable
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
@@ -108,6 +109,8 @@ class WriteDone(Event):
     buckets: int = 1
     sure_buckets: int = 1
     """So many are known to each of the W owners."""
+    seen: tuple[Register, ...] | None = None
+    """What all owners held right after it; None if it wasn't asked, or not all have said so."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,10 @@ class RequestExpired(Event):
 
 @dataclass(frozen=True)
 class KeyChanged(Event):
-    """A watched key changed at an owner, or may have, or what it says counts again: read it.
+    """A watched key changed, or may have, or what it says counts again.
 
-    Comes once for each owner.
+    `Directory.known` is what it holds now, if that was told; else read it. Comes once for each
+    owner that tells, and once for an own write.
     """
 
     key: Key
@@ -182,8 +186,10 @@ class Directory:
         """When to compare which key with which of its owners."""
         self._repair_at: float | None = None
         self._watched: dict[Key, Owners] = {}
-        self._seen: dict[Key, int] = {}
-        """By watched key: the fingerprint of what was read last."""
+        self._pins_watched: set[Key] = set()
+        """Of the watched keys those of whose pins this peer is told."""
+        self._views = Views()
+        """What is known of watched keys."""
         self._watch_at: float | None = None
 
     def owners(self, key: Key) -> Owners:
@@ -197,9 +203,12 @@ class Directory:
 
     # -- what the protocols above ask --
 
-    def read(self, now: float, key: Key, deadline: float = FOREVER) -> int:
-        """Read the key from R owners; ends in ReadDone or RequestExpired."""
-        return self._begin(now, Request(self._number(), key, deadline))
+    def read(self, now: float, key: Key, deadline: float = FOREVER, *, agreed: bool = False) -> int:
+        """Read the key from R owners; ends in ReadDone or RequestExpired.
+
+        `agreed`: only what W owners are known to hold.
+        """
+        return self._begin(now, Request(self._number(), key, deadline, agreed=agreed))
 
     def write(
         self,
@@ -210,9 +219,13 @@ class Directory:
         value: Value | None,
         deadline: float = FOREVER,
         buckets: int = 1,
+        *,
+        looks: bool = False,
+        agreed: bool = False,
     ) -> int:
         """Write the own register `name` to W owners; the key is one of so many `buckets`.
 
+        `looks`: and see what they hold then; `agreed`: only what W of them do (quorum.py).
         Ends in WriteDone, WriteRefused or RequestExpired. The register is rewritten to new
         owners from now on, also after it expired, until another write replaces it.
         """
@@ -220,7 +233,16 @@ class Directory:
         before = self._own.get(place)
         register = self._own.put(now, place, generation, value)
         self._plan_repair(now)
-        request = Request(self._number(), key, deadline, register, before=before, buckets=buckets)
+        request = Request(
+            self._number(),
+            key,
+            deadline,
+            register,
+            agreed,
+            looks,
+            before=before,
+            buckets=buckets,
+        )
         return self._begin(now, request)
 
     def withdraw(
@@ -251,18 +273,26 @@ class Directory:
         """Forget a request: no event will come. A write may still happen."""
         self._requests.pop(request, None)
 
-    def watch(self, now: float, key: Key) -> None:
-        """Be told of changes of the key by KeyChanged, until `unwatch`."""
-        if key not in self._watched:
+    def watch(self, now: float, key: Key, *, pins: bool = False) -> None:
+        """Be told of changes of the key by KeyChanged, until `unwatch`; of `pins`, too, or not."""
+        if key not in self._watched or (pins and key not in self._pins_watched):
             self._watched[key] = self.owners(key)
+            if pins:
+                self._pins_watched.add(key)
+            self._views.begin(key)
             self._send_watch(now, key, self._config.watch_seconds)
             if self._watch_at is None:
                 self._watch_at = now + self._config.watch_seconds * RENEWAL
 
     def unwatch(self, now: float, key: Key) -> None:
         if self._watched.pop(key, None) is not None:
-            self._seen.pop(key, None)
             self._send_watch(now, key, 0.0)
+            self._views.end(key)
+            self._pins_watched.discard(key)
+
+    def known(self, key: Key) -> tuple[Register, ...] | None:
+        """What a watched key holds, as far as was read and told since; None: read it (views.py)."""
+        return self._views.known(key)
 
     # -- what membership tells --
 
@@ -281,6 +311,7 @@ class Directory:
         for key, owners in list(self._watched.items()):
             if owners != self.owners(key):
                 self._watched[key] = self.owners(key)
+                self._views.lose(key)
                 self._send_watch(now, key, self._config.watch_seconds)
                 self.outbox.emit(KeyChanged(key))
             elif returned:
@@ -364,11 +395,15 @@ class Directory:
 
     def _ask(self, now: float, request: Request) -> None:
         """Ask the owners that haven't answered; the own part is answered before this returns."""
-        request.retry_at = now + self._config.retry_interval
+        owners = request.to_ask(self.me)
+        config = self._config
+        hedged = not request.rounds and (request.register is None or request.looks)
+        request.rounds += 1
+        request.retry_at = now + (config.read_patience if hedged else config.retry_interval)
         heappush(self._timers, (request.due, request.number))
         self._conclude(request)
         message = request.message()
-        for peer in sorted(request.unanswered(), key=self.me.__ne__):
+        for peer in owners:
             if request.number in self._requests:
                 self._post(now, peer, message)
 
@@ -381,8 +416,7 @@ class Directory:
 
     def _take_answer(self, now: float, sender: PeerId, message: Message) -> None:
         if isinstance(message, DirectoryChanged):
-            if message.key in self._watched:
-                self.outbox.emit(KeyChanged(message.key))
+            self._changed(message)
             return
         if isinstance(message, DirectoryLacks):
             self._on_lacks(now, sender, message)
@@ -400,16 +434,29 @@ class Directory:
             heappush(self._timers, (request.due, request.number))
         elif isinstance(message, DirectoryValue) and message.warming:
             request.heard[sender] = None
+            if not writing and not request.widened:
+                request.widened = True
+                self._ask(now, request)
         elif isinstance(message, DirectoryValue) and not writing:
             request.answer(sender, message.registers)
             self._conclude(request)
         elif isinstance(message, DirectoryWritten) and writing:
-            request.answer(sender)
+            request.answer(sender, message.registers)
             request.crowded = request.crowded or message.crowded
             request.known[sender] = message.buckets
             self._conclude(request)
         elif isinstance(message, DirectoryRefused) and writing:
             self._refuse(now, request, message)
+
+    def _changed(self, message: DirectoryChanged) -> None:
+        key, registers = message.key, message.registers
+        if key not in self._watched:
+            return
+        if registers:
+            self._views.tell(key, registers)
+        else:
+            self._views.lose(key)
+        self.outbox.emit(KeyChanged(key))
 
     def _owners_differ(self, peer: PeerId) -> None:
         self.outbox.emit(OwnersDiffer(peer))
@@ -419,8 +466,8 @@ class Directory:
             return
         if request.register is None:
             registers = request.merged()
-            if request.key in self._watched:
-                self._seen[request.key] = fingerprint(registers)
+            if not request.agreed:
+                self._views.read(request.key, registers)
             self._end(request, ReadDone(request.number, request.key, registers))
         else:
             self._end(
@@ -431,8 +478,11 @@ class Directory:
                     request.crowded,
                     max((request.buckets, *request.known.values())),
                     request.sure_buckets,
+                    request.seen,
                 ),
             )
+            # Its owners don't tell the writer.
+            self._changed(DirectoryChanged(request.key, (request.register,)))
 
     def _refuse(self, now: float, request: Request, refused: DirectoryRefused) -> None:
         because, key = refused.because, request.key
@@ -525,7 +575,8 @@ class Directory:
     # -- watches --
 
     def _send_watch(self, now: float, key: Key, seconds: float) -> None:
-        message = DirectoryWatch(key, seconds, self._seen.get(key, 0))
+        seen, pins = self._views.seen(key), key in self._pins_watched
+        message = DirectoryWatch(key, seconds, seen, pins)
         for peer in self.owners(key):
             self._post(now, peer, message)
 

@@ -35,7 +35,7 @@ class Inquiry:
         self._again = False
         self._enough: Enough | None = None
 
-    def look(self, now: float, enough: Enough | None = None) -> None:
+    def look(self, now: float, enough: Enough | None = None, *, agreed: bool = False) -> None:
         """Read the key, or once more if a read is under way."""
         self._enough = enough
         if self._request is not None:
@@ -43,13 +43,13 @@ class Inquiry:
         else:
             self._again = False
             self._request = self._records.read(
-                now, self._key, self._answered, enough, near=self._near
+                now, self._key, self._answered, enough, near=self._near, agreed=agreed
             )
 
-    def look_anew(self, now: float, enough: Enough | None = None) -> None:
+    def look_anew(self, now: float, enough: Enough | None = None, *, agreed: bool = False) -> None:
         """Read the key; an answer to an earlier `look` is of no use any more."""
         self.stop()
-        self.look(now, enough)
+        self.look(now, enough, agreed=agreed)
 
     def stop(self) -> None:
         """Want no answer any more."""

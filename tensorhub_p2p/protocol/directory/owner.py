@@ -6,8 +6,9 @@ policy's business (`Admit`), given from outside. Replies leave by `post`.
 
 Who sends what when:
 
-    DirectoryWrite -> DirectoryWritten      stored, or already superseded; no word about a repair
-                                            (request 0)
+    DirectoryWrite -> DirectoryWritten      stored, or already superseded; with what is held of
+                                            the key now, if that is asked; no word about a
+                                            repair (request 0)
                    -> DirectoryValue(warming) the owner can't judge it yet; one of the
                                             others follows as soon as it can
                    -> DirectoryRefused      the policy forbids it, or there is no room
@@ -19,7 +20,8 @@ Who sends what when:
                    -> DirectoryMismatch     as above
     DirectoryMerge -> DirectoryMerged       always: cold or warm, owner or not; but none to
                                             a notice that the key exists (request 0)
-    DirectoryWatch -> DirectoryChanged      at each change, until it lapses (watchers.py)
+    DirectoryWatch -> DirectoryChanged      at each change by others, until it lapses
+                                            (watchers.py)
     DirectoryCheck -> DirectoryLacks        if other registers of that writer are held here
 
 Warming owners and writes. What an owner that isn't warm acknowledges counts for W, as far
@@ -82,6 +84,8 @@ MAX_PARKED = 1024
 """Requests for one key that wait for it to become warm."""
 MAX_LISTED = 256
 """Registers that an owner lists of a writer, as messages/directory.py has it."""
+MAX_LOOKED_AT = 256
+"""Registers that an owner sends along with the answer to a write; of more it is asked apart."""
 MAX_DEPARTED = 10_000
 """Members that left the ring and are remembered, to tell who returns."""
 
@@ -228,7 +232,7 @@ class Owner:
                 self._post(now, sender, refused)
                 return
             held.unjudged.pop(register.cell, None)
-            self._store(now, message.key, held, (register,))
+            self._store(now, message.key, held, (register,), sender)
         if message.request:
             self._post(now, sender, self._written(message, held))
 
@@ -241,13 +245,16 @@ class Owner:
 
     def _written(self, message: DirectoryWrite, held: KeyCopy) -> DirectoryWritten:
         """It is stored; what its writer should know of the key's buckets."""
-        key = message.key
+        key, cells = message.key, held.cells
+        registers = None
+        if message.looks and held.debts.warm and len(cells) <= MAX_LOOKED_AT:
+            registers = cells.registers()
         if key.kind not in WIDE:
-            return DirectoryWritten(message.request)
-        cells = held.cells
+            return DirectoryWritten(message.request, registers=registers)
         buckets = cells.get((NOBODY, BUCKETS_NAME))
         count = max(message.buckets, count_in((buckets,) if buckets is not None else ()))
-        return DirectoryWritten(message.request, self._is_crowded(key, held, count), count)
+        crowded = self._is_crowded(key, held, count)
+        return DirectoryWritten(message.request, crowded, count, registers)
 
     def _is_crowded(self, key: Key, held: KeyCopy, count: int) -> bool:
         """Judged anew only when enough has come or gone, as it means to look at all of it."""
@@ -339,11 +346,19 @@ class Owner:
             return Refusal("full")
         return None
 
-    def _store(self, now: float, key: Key, held: KeyCopy, registers: tuple[Register, ...]) -> None:
+    def _store(
+        self,
+        now: float,
+        key: Key,
+        held: KeyCopy,
+        registers: tuple[Register, ...],
+        sender: PeerId | None = None,
+    ) -> None:
         before = len(held.cells)
-        if held.cells.merge(now, registers):
+        risen = held.cells.merge(now, registers)
+        if risen:
             held.unjudged = {cell: None for cell in held.unjudged if cell in held.cells}
-            self._watchers.changed(now, key)
+            self._watchers.changed(now, key, risen, sender)
         self._count += len(held.cells) - before
 
     def _disagree(self, now: float, sender: PeerId, request: int, *, abroad: bool = False) -> None:

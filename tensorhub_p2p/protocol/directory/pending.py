@@ -67,6 +67,7 @@ from tensorhub_p2p.protocol.messages import (
 
 Read = Callable[[float, Registers], None]
 Written = Callable[[float, Refused | None], None]
+Looked = Callable[[float, Refused | None, Registers | None], None]
 Changed = Callable[[float], None]
 
 
@@ -78,11 +79,22 @@ class PendingRead:
     then: Read
     near: str = ""
     """Only what lies together with this replica's registers; "" for all."""
+    agreed: bool = False
+    """Only what W owners are known to hold."""
     waits: dict[int, None] = field(default_factory=dict)
     """The directory's reads that are under way."""
     asked: set[int] = field(default_factory=set)
     """Buckets."""
     cells: dict[Cell, Register] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Somebody who is told when a key changes; of its pins, too, or not."""
+
+    key: Key
+    then: Changed
+    pins: bool
 
 
 @dataclass
@@ -128,6 +140,11 @@ class PendingRecords:
         self._registers: dict[int, tuple[Key, str]] = {}
         self._places: dict[tuple[Key, str], Key] = {}
         """By register of a wide key: the bucket where it was written last, unless it is 0."""
+        self._looked: Registers | None = None
+        """What the owners held right after the write that has just ended."""
+        self._unproven: dict[tuple[Key, str], WholeMark] = {}
+        """By register that moved to another bucket: what its replica had whole before. Who judges
+        there has to know of that before the register is written."""
         self._fences: dict[tuple[Key, str], GenerationRecord] = {}
         """Of spread keys: the fences that this peer wrote."""
         self._seen: dict[tuple[Key, Publication], set[int]] = {}
@@ -135,7 +152,7 @@ class PendingRecords:
         self._spread: dict[Key, Spread] = {}
         self._growths: dict[int, tuple[Key, int]] = {}
         """By the directory's number of a write: of which key it says how many buckets it has."""
-        self._watches: dict[int, tuple[Key, Changed]] = {}
+        self._watches: dict[int, Watch] = {}
         self._watch_numbers = count(1)
 
     def buckets(self, key: Key) -> int:
@@ -146,10 +163,17 @@ class PendingRecords:
     # -- reading --
 
     def read(
-        self, now: float, key: Key, then: Read, _enough: Enough | None = None, near: str = ""
+        self,
+        now: float,
+        key: Key,
+        then: Read,
+        _enough: Enough | None = None,
+        near: str = "",
+        *,
+        agreed: bool = False,
     ) -> int:
         number = -next(self._numbers)
-        self._reads[number] = read = PendingRead(key, then, near)
+        self._reads[number] = read = PendingRead(key, then, near, agreed)
         self._ask(now, number, read)
         return number
 
@@ -160,7 +184,8 @@ class PendingRecords:
         for each in near if read.near else range(spread.count):
             if each not in read.asked:
                 read.asked.add(each)
-                request = self._directory.read(now, bucket(read.key, each), math.inf)
+                place = bucket(read.key, each)
+                request = self._directory.read(now, place, math.inf, agreed=read.agreed)
                 read.waits[request] = None
                 self._parts[request] = number
 
@@ -223,14 +248,65 @@ class PendingRecords:
         self, now: float, key: Key, name: str, generation: int, value: Value | None, then: Written
     ) -> int:
         place = self._place(now, key, name, value)
+        proof = self._unproven.get((key, name))
+        if proof is None:
+            return self._write_at(now, place, key, name, generation, value, then)
+
+        def proven(now: float, _refused: Refused | None) -> None:
+            self._written(number)
+            self._unproven.pop((key, name), None)
+            self._write_at(now, place, key, name, generation, value, then)
+
+        number = self._directory.mark(now, place, proof, math.inf)
+        self._under_way(number, key, name, proven)
+        return number
+
+    def write_and_look(
+        self,
+        now: float,
+        key: Key,
+        name: str,
+        generation: int,
+        value: Value,
+        then: Looked,
+        *,
+        agreed: bool = False,
+    ) -> int:
+        def written(now: float, refused: Refused | None) -> None:
+            then(now, refused, self._looked)
+
+        if self.buckets(key) > 1:
+            return self.write(now, key, name, generation, value, written)
+        replaced = self._newest.get((key, name))
+        if replaced is not None:
+            self.cancel(replaced)
+        number = self._directory.write(
+            now, key, name, generation, value, math.inf, looks=True, agreed=agreed
+        )
+        self._under_way(number, key, name, written)
+        return number
+
+    def _under_way(self, number: int, key: Key, name: str, then: Written) -> None:
+        self._writes[number] = then
+        self._newest[(key, name)] = number
+        self._registers[number] = (key, name)
+
+    def _write_at(
+        self,
+        now: float,
+        place: Key,
+        key: Key,
+        name: str,
+        generation: int,
+        value: Value | None,
+        then: Written,
+    ) -> int:
         sure = self._spread.get(key, ALONE).sure
         if isinstance(value, GenerationRecord) and key.kind in WIDE:
             self._fences[(key, name)] = value
             then = self._fence(now, key, name, place, then)
         number = self._directory.write(now, place, name, generation, value, math.inf, buckets=sure)
-        self._writes[number] = then
-        self._newest[(key, name)] = number
-        self._registers[number] = (key, name)
+        self._under_way(number, key, name, then)
         return number
 
     def _fence(self, now: float, key: Key, name: str, done: Key, then: Written) -> Written:
@@ -261,9 +337,7 @@ class PendingRecords:
         self._directory.let_go(now, there, name)
         self._places[(key, name)] = place
         if isinstance(before, VersionRecord) and before.was_whole:
-            # Who judges there has to know what the replica had whole before.
-            mark = WholeMark(before.publication, before.num_shards)
-            self._directory.mark(now, place, mark, math.inf)
+            self._unproven[(key, name)] = WholeMark(before.publication, before.num_shards)
         return place
 
     def mark(self, now: float, key: Key, value: Mark, then: Written) -> int:
@@ -300,6 +374,7 @@ class PendingRecords:
             del self._seen[next(iter(self._seen))]
 
     def forget(self, now: float, key: Key, name: str) -> None:
+        self._unproven.pop((key, name), None)
         fence = self._fences.pop((key, name), None)
         if fence is not None:
             for each in chain(replica_of(fence, name) or "", self.buckets(key)):
@@ -323,10 +398,11 @@ class PendingRecords:
         if total <= self.buckets(key) or total > self._max_buckets:
             return
         spread = self._spread.setdefault(key, Spread())
-        watched = any(other == key for other, _ in self._watches.values())
+        watches = self._watches_of(key)
+        pins = any(watch.pins for watch in watches)
         for number in range(spread.count, total):
-            if watched:
-                self._directory.watch(now, bucket(key, number))
+            if watches:
+                self._directory.watch(now, bucket(key, number), pins=pins)
         spread.count = total
         for (at, name), _ in list(self._fences.items()):
             if at == key:
@@ -363,19 +439,30 @@ class PendingRecords:
 
     # -- watching --
 
-    def watch(self, now: float, key: Key, then: Changed) -> int:
+    def watch(self, now: float, key: Key, then: Changed, *, pins: bool = False) -> int:
         number = next(self._watch_numbers)
-        if not any(watched == key for watched, _ in self._watches.values()):
-            for each in range(self.buckets(key)):
-                self._directory.watch(now, bucket(key, each))
-        self._watches[number] = (key, then)
+        self._watches[number] = Watch(key, then, pins)
+        for each in range(self.buckets(key)):
+            self._directory.watch(now, bucket(key, each), pins=pins)
         return number
 
     def unwatch(self, now: float, watch: int) -> None:
-        key, _ = self._watches.pop(watch, (None, None))
-        if key is not None and not any(other == key for other, _ in self._watches.values()):
-            for each in range(self.buckets(key)):
-                self._directory.unwatch(now, bucket(key, each))
+        ended = self._watches.pop(watch, None)
+        if ended is not None and not self._watches_of(ended.key):
+            for each in range(self.buckets(ended.key)):
+                self._directory.unwatch(now, bucket(ended.key, each))
+
+    def _watches_of(self, key: Key) -> list[Watch]:
+        return [watch for watch in self._watches.values() if watch.key == key]
+
+    def known(self, key: Key) -> Registers | None:
+        parts = [self._directory.known(bucket(key, each)) for each in range(self.buckets(key))]
+        cells: dict[Cell, Register] = {}
+        for part in parts:
+            if part is None:
+                return None
+            merge(cells, part)
+        return tuple(cells.values())
 
     # -- what the directory says --
 
@@ -386,10 +473,8 @@ class PendingRecords:
         elif isinstance(event, (WriteDone, WriteRefused)):
             self._end(now, event)
         elif isinstance(event, KeyChanged):
-            changed_key = whole_key(event.key)
-            for key, changed in list(self._watches.values()):
-                if key == changed_key:
-                    changed(now)
+            for watch in self._watches_of(whole_key(event.key)):
+                watch.then(now)
         else:
             return False
         return True
@@ -407,7 +492,9 @@ class PendingRecords:
         if written is not None and isinstance(event, WriteRefused):
             written(now, Refused(event.reason, event.because))
         elif written is not None:
+            self._looked = event.seen if isinstance(event, WriteDone) else None
             written(now, None)
+            self._looked = None
 
     def _written(self, request: int) -> Written | None:
         """The write is over: forget it, and return who waits for it."""

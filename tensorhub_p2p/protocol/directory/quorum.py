@@ -4,10 +4,19 @@ Rules of this file. A `Request` keeps the tally of one request: whom to ask, who
 what, whether that is enough. It sends nothing and knows no ring; the directory aims it
 at an owner list, and aims it anew when the list changes.
 
-Theory of operation. All n owners are asked at once. A write is done at W = ⌊n/2⌋+1
+Theory of operation. A write is asked of all n owners at once; a read of R of them, this peer
+first if it is one, and of the others only if those let it wait for `read_patience` or can't say.
+A write is done at W = ⌊n/2⌋+1
 acknowledgements; which of them a warming owner gives is owner.py's. A read is done at
 R = W values of owners that are not warming, merged by the maximum per cell. W + R > n, so
-a read sees each write that was done before it began (quorum intersection, Gifford 1979).
+a read sees each write that was done before it began (quorum intersection, Gifford 1979). It may
+also see one that is under way, and the next read may not: who acts on what it read, so that
+others must see it too, wants what is `agreed`. That is asked of all owners, and done at R answers
+if they are the same, else with the last one, or after `read_patience`.
+
+A write that *looks* brings along what each owner held right after it had taken it, if all n say so
+within `read_patience`. Of two such writes each owner has taken one first: so one of the two writers
+sees the other's, as if each had read after its write.
 Owners that have not
 answered are asked again every retry interval; those that disagree on the owner list,
 after a shorter pause that doubles. What ends it: enough answers, one refusal, the
@@ -19,9 +28,10 @@ in the new list too: what it stored, it still has.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from tensorhub_p2p.protocol.directory.registers import Cell, merge
+from tensorhub_p2p.protocol.directory.registers import Cell, is_pin, merge
 from tensorhub_p2p.protocol.directory.ring import Owners, majority, owners_hash
 from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.messages import DirectoryRead, DirectoryWrite, Key, Register
@@ -35,6 +45,10 @@ class Request:
     key: Key
     deadline: float
     register: Register | None = None
+    agreed: bool = False
+    """Only what a majority of owners holds is wanted: every later read sees that, too."""
+    looks: bool = False
+    """Of a write: what every owner held right after it is wanted, too."""
     quiet: bool = False
     """Repair: nobody waits for it, and its end is no event."""
     before: Register | None = None
@@ -47,10 +61,14 @@ class Request:
     """Some owner says that this bucket is."""
     owners: Owners = ()
     answers: dict[PeerId, tuple[Register, ...]] = field(default_factory=dict)
-    """By owner; an acknowledged write has no registers."""
+    """By owner; an acknowledged write that doesn't look has no registers."""
     heard: dict[PeerId, None] = field(default_factory=dict)
     """Owners that said anything, if only that they can't answer yet."""
     retry_at: float = 0.0
+    rounds: int = 0
+    """How often those that hadn't answered were asked."""
+    widened: bool = False
+    """All were, as somebody can't answer yet."""
     pause: float = 0.0
     """The last one before an owner that disagreed was asked again; it doubles."""
 
@@ -58,6 +76,7 @@ class Request:
         """Ask these owners from now on."""
         if owners != self.owners:
             self.pause = 0.0
+            self.looks = self.looks and not self.answers
         self.owners = owners
         self.answers = {p: a for p, a in self.answers.items() if p in owners}
         self.heard = {p: None for p in self.heard if p in owners}
@@ -67,12 +86,15 @@ class Request:
         if self.register is None:
             return DirectoryRead(self.number, self.key, seal)
         register, buckets = self.register, self.buckets
-        return DirectoryWrite(self.number, self.key, seal, register, buckets=buckets)
+        return DirectoryWrite(
+            self.number, self.key, seal, register, buckets=buckets, looks=self.looks
+        )
 
-    def answer(self, sender: PeerId, registers: tuple[Register, ...] = ()) -> None:
+    def answer(self, sender: PeerId, registers: tuple[Register, ...] | None = None) -> None:
         if sender in self.owners:
             self.heard[sender] = None
-            self.answers[sender] = registers
+            self.answers[sender] = registers or ()
+            self.looks = self.looks and registers is not None
 
     def disagree(self, now: float, sender: PeerId, shortest: float, longest: float) -> None:
         """The sender has another owner list, or has closed this one: ask again soon."""
@@ -83,7 +105,27 @@ class Request:
 
     @property
     def done(self) -> bool:
-        return bool(self.owners) and len(self.answers) >= majority(len(self.owners))
+        enough = bool(self.owners) and len(self.answers) >= majority(len(self.owners))
+        if len(self.answers) == len(self.owners) or self.rounds > 1:
+            return enough
+        if self.looks:
+            return False
+        return enough and (not self.agreed or self.register is not None or self._is_unanimous)
+
+    @property
+    def seen(self) -> tuple[Register, ...] | None:
+        """Of a write that is done: what its owners held right after it, if all have said so."""
+        complete = self.looks and len(self.answers) == len(self.owners)
+        return self.merged() if complete else None
+
+    @property
+    def _is_unanimous(self) -> bool:
+        """All answers say the same, pins aside."""
+        said = {
+            frozenset((r.cell, r.order) for r in registers if not is_pin(r))
+            for registers in self.answers.values()
+        }
+        return len(said) == 1
 
     @property
     def sure_buckets(self) -> int:
@@ -95,9 +137,15 @@ class Request:
         """When to ask again, or to end it."""
         return min(self.retry_at, self.deadline)
 
-    def unanswered(self) -> Owners:
-        """Owners to ask (again)."""
-        return tuple(peer for peer in self.owners if peer not in self.answers)
+    def to_ask(self, me: PeerId) -> Owners:
+        """Owners to ask (again), this peer first."""
+        waiting = [peer for peer in self.owners if peer not in self.answers]
+        if self.register is None and not self.rounds and not self.agreed:
+            # Not the same ones in each read of the key.
+            turn = self.number % len(waiting) if waiting else 0
+            waiting = sorted(waiting[turn:] + waiting[:turn], key=me.__ne__)
+            return tuple(waiting[: majority(len(self.owners)) - len(self.answers)])
+        return tuple(sorted(waiting, key=me.__ne__))
 
     def silent(self) -> Owners:
         """Owners that have said nothing at all."""
@@ -108,4 +156,13 @@ class Request:
         cells: dict[Cell, Register] = {}
         for registers in self.answers.values():
             merge(cells, registers)
+        if self.agreed:
+            held = Counter(
+                register.cell
+                for registers in self.answers.values()
+                for register in registers
+                if register.order == cells[register.cell].order
+            )
+            enough = majority(len(self.owners))
+            cells = {cell: each for cell, each in cells.items() if held[cell] >= enough}
         return tuple(register for register in cells.values() if register.value is not None)

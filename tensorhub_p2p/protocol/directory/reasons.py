@@ -4,6 +4,9 @@ Rules of this file. An index, kept in step with the cells that it is of (cells.p
 nothing: that is admission.py's, which would else look through all registers at every write,
 and thousands of replicas publish under one key.
 
+A publication counts as whole if that was marked, or said by a holder; and as long as all of its
+shards stand here as ready, by the publisher's own records: the mark follows a while later.
+
 What it holds is in proportion to the registers; a register that goes takes its entries along.
 """
 
@@ -17,6 +20,7 @@ from tensorhub_p2p.protocol.directory.registers import Cell
 from tensorhub_p2p.protocol.identity import NO_GENERATION, Publication
 from tensorhub_p2p.protocol.messages import (
     GenerationRecord,
+    Phase,
     Register,
     Retraction,
     VersionRecord,
@@ -35,7 +39,6 @@ class Reasons:
     def __init__(self) -> None:
         self._records: dict[Publication, dict[Cell, Register]] = {}
         self._replicas: dict[str, dict[Cell, Register]] = {}
-        self._contents: dict[tuple[Order, int], dict[bytes, dict[Cell, Register]]] = {}
         self._fences: dict[str, dict[Cell, Register]] = {}
         self._proofs: dict[Publication, dict[Cell, Register]] = {}
         self._whole: list[Publication] = []
@@ -49,10 +52,7 @@ class Reasons:
         if isinstance(value, VersionRecord):
             _enter(self._records, value.publication, register)
             _enter(self._replicas, value.slot.group.replica, register)
-            if value.digests:
-                place = (value.publication.order, value.slot.shard)
-                _enter(self._contents.setdefault(place, {}), value.digests, register)
-            if value.was_whole:
+            if value.was_whole or self._completes(value):
                 self._prove(value.publication, register)
         elif isinstance(value, WholeMark):
             self._prove(value.publication, register)
@@ -67,13 +67,12 @@ class Reasons:
         if isinstance(value, VersionRecord):
             _strike(self._records, value.publication, register)
             _strike(self._replicas, value.slot.group.replica, register)
-            if value.digests:
-                place = (value.publication.order, value.slot.shard)
-                _strike(self._contents[place], value.digests, register)
-                if not self._contents[place]:
-                    del self._contents[place]
-            if value.was_whole:
-                self._unprove(value.publication, register)
+            self._unprove(value.publication, register)
+            if _is_own(value):
+                # The others don't make it whole any more.
+                for other in list(self._proofs.get(value.publication, NOTHING).values()):
+                    if isinstance(other.value, VersionRecord) and not other.value.was_whole:
+                        self._unprove(value.publication, other)
         elif isinstance(value, WholeMark):
             self._unprove(value.publication, register)
         elif isinstance(value, GenerationRecord):
@@ -81,12 +80,26 @@ class Reasons:
         elif isinstance(value, Retraction):
             self._retracted.pop((value.epoch, value.version), None)
 
+    def _completes(self, record: VersionRecord) -> bool:
+        """Whether this was the last shard that its replica lacked."""
+        if not _is_own(record):
+            return False
+        records = self._records[record.publication].values()
+        ready = {
+            value.slot.shard
+            for register in records
+            if isinstance(value := register.value, VersionRecord) and _is_own(value)
+        }
+        return len(ready) == record.num_shards
+
     def _prove(self, publication: Publication, register: Register) -> None:
         if publication not in self._proofs:
             insort(self._whole, publication)
         _enter(self._proofs, publication, register)
 
     def _unprove(self, publication: Publication, register: Register) -> None:
+        if register.cell not in self._proofs.get(publication, NOTHING):
+            return
         _strike(self._proofs, publication, register)
         if publication not in self._proofs:
             del self._whole[bisect_left(self._whole, publication)]
@@ -100,10 +113,6 @@ class Reasons:
     def records_by(self, replica: str) -> Found:
         """`VersionRecord`s of this replica's own slots."""
         return self._replicas.get(replica, NOTHING)
-
-    def contents(self, order: Order, shard: int) -> Mapping[bytes, Found]:
-        """By the digest that they name: `VersionRecord`s of this shard of this version."""
-        return self._contents.get((order, shard), {})
 
     def fences(self, name: str) -> Found:
         """`GenerationRecord`s under this name."""
@@ -127,6 +136,13 @@ class Reasons:
 
     def retraction(self, order: Order) -> Register | None:
         return self._retracted.get(order)
+
+
+def _is_own(record: VersionRecord) -> bool:
+    """The publisher's own, as ready, by the generation that published it."""
+    publication = record.publication
+    own = record.slot.group.replica == publication.replica
+    return own and record.phase is Phase.READY and record.generation == publication.generation
 
 
 def _enter(index: dict[K, dict[Cell, Register]], under: K, register: Register) -> None:

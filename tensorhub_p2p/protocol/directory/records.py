@@ -47,12 +47,16 @@ class Records(Protocol):
         then: Callable[[float, Registers], None],
         enough: Enough | None = None,
         near: str = "",
+        *,
+        agreed: bool = False,
     ) -> int:
         """Read from R owners; withdrawn registers are left out. Returns a number to cancel by.
 
         With `enough`, and if it says no: together with what the other zones hold that have the
         model, and answer in time. With `near`, the name of a replica: what of a key with very many
         writers lies together with that replica's records (buckets.py); not all of it then.
+        With `agreed`: of the own zone only what W owners are known to hold, so that every read
+        that begins later sees it, too.
         """
 
     def write(
@@ -69,6 +73,24 @@ class Records(Protocol):
 
         A later write of the same register replaces one that is still under way: then nobody
         is told how that one ended.
+        """
+
+    def write_and_look(
+        self,
+        now: float,
+        key: Key,
+        name: str,
+        generation: int,
+        value: Value,
+        then: Callable[[float, Refused | None, Registers | None], None],
+        *,
+        agreed: bool = False,
+    ) -> int:
+        """`write` in the own zone, and look what stands there then, in one round trip.
+
+        Of two peers that write and look one sees the other's write, as if each had read after its
+        own. `then` gets None where that couldn't be had: too many registers, or an owner didn't
+        answer at once. Who needs it reads then. `agreed` as for `read`.
         """
 
     def mark(
@@ -91,10 +113,19 @@ class Records(Protocol):
     def cancel(self, request: int) -> None:
         """Forget a request: its `then` is not called any more."""
 
-    def watch(self, now: float, key: Key, then: Callable[[float], None]) -> int:
-        """Call `then` whenever the key changed. May call it without a change."""
+    def watch(
+        self, now: float, key: Key, then: Callable[[float], None], *, pins: bool = False
+    ) -> int:
+        """Call `then` whenever the key changed; of `pins`, too, or not. May call it for nothing."""
 
     def unwatch(self, now: float, watch: int) -> None: ...
+
+    def known(self, key: Key) -> Registers | None:
+        """What a watched key of the own zone holds, as far as was read and told since.
+
+        None: nothing was read, or something changed since and it wasn't told what. It is as good
+        as a read of some moments ago, from one owner: whoever has to be sure reads.
+        """
 
     def elsewhere(self, model: str) -> tuple[int, int] | None:
         """The highest (epoch, version) that another zone says it has; None if none has any."""
@@ -115,6 +146,9 @@ class Liveness(Protocol):
 
         Of a peer of another zone that is only known there: name the `zone`, and ask again.
         """
+
+    def is_responsive(self, peer: PeerId) -> bool:
+        """Not known to be silent, or gone."""
 
     def name(self, peer: PeerId) -> str:
         """The peer's name and id, for messages to people."""

@@ -14,6 +14,10 @@ Member and leader go through call k together:
     acts on it <------------------  CallDecided(k)
     CallDone(k), until acked ---->  once all are done: the pin ends, k+1 opens
 
+A member that waits asks at pauses that double up to `ask_retry_limit`, as there may be no answer
+for hours; with its record the answer is near, and they begin anew. All else is said again each
+`retry_interval`, since it is answered at once.
+
 Before any member acts, all have recorded the decision. Another shard's failure holds the
 next call back, so nobody goes on unaware of it. Only success uses a call up: a retry asks
 k again (its next *attempt* at k) and gets the same publication. k is over without an answer
@@ -21,6 +25,10 @@ when the leader says `CallVoid` (a member found that the publication can't be ha
 `CallDivergence` (two members asked different questions): every member fails exactly one
 verb for it, the present one or its next, and goes on with k+1, so that the members' counters
 never drift apart. After a void the floor is again what it was before k.
+
+While its pull goes on, or with a retry, a member asks again what is decided, as a sign that it
+counts on that; once in `SIGN_PART` of the leader's `pin_idle_seconds`. A call of which nobody shows
+a sign is void in the end. A group of one isn't told, as it has nobody to keep in step with.
 
 A member's floor is its last answer. The generation's floor is the highest that its members
 voted with, but a pull that one of them began before the election may end after it: so every
@@ -60,6 +68,9 @@ from tensorhub_p2p.protocol.messages import (
     Message,
     Question,
 )
+
+SIGN_PART = 0.2
+"""Signs may get lost: so often within the time that the leader waits for one."""
 
 
 class CallAnswered(Event):
@@ -129,6 +140,11 @@ class CallMember:
         """The last call that ended without an answer, as far as we were told."""
         self._give_up_at: float | None = None
         self._retry_at: float | None = None
+        self._pause = 0.0
+        """Until a waiting verb asks again."""
+        self._sign_at = 0.0
+        """When the leader may be told again that its decision is counted on."""
+        self._progress = 0
         self._config = config
 
     def begin(self, record: GenerationRecord) -> None:
@@ -155,7 +171,9 @@ class CallMember:
         self.part.question = question
         if self.part.decided and self._matches(question):
             self._answer()
+            self._sign(now)
         else:
+            self._ask_often()
             self._retry(now)
 
     def withdraw(self) -> None:
@@ -189,14 +207,30 @@ class CallMember:
         self.unfinished = NO_FLOOR
         self.floor = max(self.floor, publication.order)
 
+    def pulling(self, now: float, progress: int) -> None:
+        """The pull of the present answer has come so far: progress is a sign of its call."""
+        if progress != self._progress and self.unfinished != NO_FLOOR:
+            self._progress = progress
+            self._sign(now)
+
+    def _sign(self, now: float) -> None:
+        """Let the leader know that its decision is counted on, if that was long ago."""
+        counts = self.part.decided and not self._broken
+        if counts and now >= self._sign_at and self.part.record is not None:
+            self._plan_sign(now)
+            self._send_ask(self.part.record[0])
+
+    def _plan_sign(self, now: float) -> None:
+        self._sign_at = now + SIGN_PART * self._config.pin_idle_seconds
+
     # --- messages ---
 
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
         """A message of this generation from the member it names (the composer checked both)."""
         if isinstance(message, CallRecord):
-            self._record(message)
+            self._record(now, message)
         elif isinstance(message, CallDecided):
-            self._decided(message)
+            self._decided(now, message)
         elif isinstance(message, CallRecall):
             self._recall(message)
         elif isinstance(message, CallDoneAck):
@@ -206,25 +240,27 @@ class CallMember:
         elif isinstance(message, CallDivergence):
             self._is_over(CallFailed(message.call, self._divergence(message), diverged=True))
 
-    def _record(self, message: CallRecord) -> None:
+    def _record(self, now: float, message: CallRecord) -> None:
         part = self.part
         if message.call > part.call or self._broken:
             return
         if message.call == part.call and part.question not in (None, message.question):
             return  # the leader will hear what we ask now, before it decides
         if message.call == part.call and not part.decided:
+            self._ask_soon(now)
             if falls_below(message.question, message.decision, self.unfinished):
                 return  # the leader asks again; by then that pull has ended or failed
             if not falls_below(message.question, message.decision, self.floor):
                 part.record = (message.question, message.decision)
         self._to_leader(CallRecorded, message.call, round=message.round, floor=self.floor)
 
-    def _decided(self, message: CallDecided) -> None:
+    def _decided(self, now: float, message: CallDecided) -> None:
         part = self.part
         # Decided before: then this verb asked something else, and only that may replace it.
         if message.call != part.call or (part.decided and message.question != part.question):
             return
         part.record, part.decided = (message.question, message.decision), True
+        self._plan_sign(now)
         if part.question is not None and self._matches(part.question):
             self._answer()
 
@@ -258,10 +294,13 @@ class CallMember:
         self.unfinished = NO_FLOOR
         if failed.call == self._done:
             self.floor = self._floor_before
+        waits = self.part.question is not None
         # A member that succeeded already stands at the next call: that verb fails instead.
         self.part = Part(call=failed.call + 1)
         self._give_up_at = None
-        self.outbox.emit(failed)
+        alone = self.generation is not None and len(self.generation.members) == 1
+        if waits or not alone:
+            self.outbox.emit(failed)
 
     def _divergence(self, message: CallDivergence) -> str:
         return (
@@ -278,6 +317,7 @@ class CallMember:
         self._done_acked, self._voiding = True, None  # there is no next call to open
         if self.part.question is not None:
             self._give_up_at = now + self._config.recall_seconds
+            self._ask_often()
             self._retry(now)
 
     def _retry(self, now: float) -> None:
@@ -286,20 +326,26 @@ class CallMember:
         if self._voiding is not None:
             self._to_leader(CallGiveUp, self._voiding[0], reason=self._voiding[1])
         elif self.part.question is not None:
-            self._to_leader(
-                CallAsk,
-                self.part.call,
-                question=self.part.question,
-                attempt=self.part.attempt,
-                floor=self.floor,
-            )
+            self._send_ask(self.part.question)
             if self._give_up_at is not None and self.generation is not None:
                 for member in self.generation.members:
                     self._to(member, CallRecall, self.part.call)
         if not self._done_acked:
             self._to_leader(CallDone, self._done)
-        if self._voiding or self.part.question or not self._done_acked:
+        if self._voiding or not self._done_acked:
             self._retry_at = now + self._config.retry_interval
+        elif self.part.question is not None:
+            self._retry_at = now + self._pause
+            self._pause = min(2 * self._pause, self._config.ask_retry_limit)
+
+    def _ask_often(self) -> None:
+        self._pause = self._config.retry_interval
+
+    def _ask_soon(self, now: float) -> None:
+        """The answer is near: if it gets lost, it is asked for before long."""
+        self._ask_often()
+        if self._retry_at is not None:
+            self._retry_at = min(self._retry_at, now + self._pause)
 
     def tick(self, now: float) -> None:
         if self._give_up_at is not None and now >= self._give_up_at:
@@ -314,6 +360,12 @@ class CallMember:
         return earliest(self._retry_at, self._give_up_at)
 
     # --- sending ---
+
+    def _send_ask(self, question: Question) -> None:
+        part = self.part
+        self._to_leader(
+            CallAsk, part.call, question=question, attempt=part.attempt, floor=self.floor
+        )
 
     def _member(self, shard: int) -> Member:
         assert self.generation is not None

@@ -22,6 +22,11 @@ names its own claim: so no counter has two accepted generations, and a claimant 
 replaced votes for nothing. `Formed` says that the record is on W owners; a member that
 misses it finds the record there.
 
+What wakes a member that waits in GATHERING: a change of the group's key, which it watches (claims,
+generations), and the return of a peer that was gone, which counts as one. A death only takes a
+claim away, for which nobody waits. Besides, it looks by itself, at pauses that double up to
+`look_interval`.
+
 A generation breaks, for the member that notices it, when another member is declared dead,
 left, released its claim or lost it to a higher one. That is final, also if the death is
 refuted. Members watch the group's key, as news of all that may be lost. The broken
@@ -123,6 +128,8 @@ class Election:
         self._stand_at = 0.0
         self._propose_until = 0.0
         self._retry_at: float | None = None
+        self._rest = 0.0
+        """Seconds until the next look, if nothing happens before."""
         self._watch: int | None = None
         self._records = records
         self._liveness = liveness
@@ -188,7 +195,8 @@ class Election:
             return
         self.state = ElectionState.GATHERING
         self._candidate.forget_survey()
-        self._retry_at = now + PATIENCE * self._config.retry_interval
+        self._rest = PATIENCE * self._config.retry_interval
+        self._retry_at = now + self._rest
         self._claims.look(now)
 
     def _on_claims(self, now: float, registers: Registers) -> None:
@@ -404,7 +412,8 @@ class Election:
             return
         if self.state is ElectionState.GATHERING:
             # The key is watched: that the missing ones came is told.
-            self._retry_at = now + self._config.look_interval
+            self._rest = min(2 * self._rest, self._config.look_interval)
+            self._retry_at = now + self._rest
             self._claims.look(now)
         elif (
             self.state is ElectionState.PROPOSING

@@ -7,7 +7,7 @@ Theory of operation. Members remember the floor, and an election takes the highe
 them remembers. When all of them are replaced at once nobody does: then the candidate finds it
 here, where it reads the claims anyway. It is written once *all* members are done with a call, as
 a void takes the members' floors back to what they were before it; at most once in
-`look_interval`, and when the leader stops, then also what only some are done with. Nobody waits
+`floor_interval`, and when the leader stops, then also what only some are done with. Nobody waits
 for it. So what the last seconds brought is forgotten if all members die at once, the leader
 among them.
 
@@ -72,7 +72,7 @@ class FloorKeeper:
 
     def _write(self, now: float, floor: Floor) -> None:
         self._due, self._written = None, floor
-        self._rests_until = now + self._config.look_interval
+        self._rests_until = now + self._config.floor_interval
         value = GroupFloor(self._generation, floor)
 
         def nobody_waits(_now: float, _refused: Refused | None) -> None:

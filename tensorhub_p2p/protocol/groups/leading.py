@@ -20,6 +20,11 @@ else after a timeout, as long as nothing is decided: its verbs in one call are n
 *attempts*, and only questions of the same attempt must agree. What a later attempt asks
 has its turn once nobody waits with the earlier question any more.
 
+A decided call that not all have done ends its pin some time in any case: once no member has shown
+a sign of it for `pin_idle_seconds`, it is void. A sign is its first `CallDone`, and each
+`CallAsk`, which a member repeats while its verb waits and, now and then, while its pull goes on.
+Who is done and asks for the next call shows none: the pin is for the others.
+
 The floor is the highest of the generation's and of what each member said last that its own
 is; once all are done with a call, it is put on record (floors.py). A member may say so when the
 question is being resolved, or its answer recorded; then that begins anew.
@@ -129,6 +134,8 @@ class CallLeader:
         """Shards that have recorded, finished or acknowledged, by state."""
         self._ending: tuple[type[GroupMessage], dict[str, object]] | None = None
         self._retry_at: float | None = None
+        self._idle_at: float | None = None
+        """When a decided call is void, unless a member shows a sign of it before."""
         self._resolver = resolver
         self._config = config
         self._keeper = floors
@@ -137,7 +144,7 @@ class CallLeader:
     def stop(self, now: float) -> None:
         """The next generation was formed, or the handle closes."""
         self._resolver.stop(now)
-        self._retry_at = None
+        self._retry_at = self._idle_at = None
         if self._keeper is not None:
             if self.state is LeaderState.DECIDED and self._heard and self._decision is not None:
                 # Some member has it, and nobody can void it any more.
@@ -151,6 +158,7 @@ class CallLeader:
         """
         self._broken = True
         self._resolver.stop(now)
+        self._idle_at = None
         if self.state is not LeaderState.DECIDED:
             self._enter(LeaderState.OVER)
 
@@ -194,6 +202,7 @@ class CallLeader:
         elif self._question != ask.question:
             self._differs(now, shard, ask)
         elif self.state is LeaderState.DECIDED:
+            self._sign(now)
             self._tell_decision(shard)
         elif self.state in UNDECIDED and self._floor_now() != self._resolving_from:
             self._resolve(now, ask.question)
@@ -219,11 +228,14 @@ class CallLeader:
         """One more member recorded, finished or acknowledged; with the last one, go on."""
         if call != self.call:
             return
-        self._heard.add(shard)
+        if shard not in self._heard:
+            self._heard.add(shard)
+            self._sign(now)
         if len(self._heard) < len(self.record.members):
             return
         if self.state is LeaderState.RECORDING:
             self._enter(LeaderState.DECIDED)
+            self._sign(now)
             for member in self.record.members:
                 self._tell_decision(member.shard)
         elif self.state is LeaderState.DECIDED:
@@ -235,12 +247,17 @@ class CallLeader:
         else:
             self._next(now)
 
+    def _sign(self, now: float) -> None:
+        """Some member has shown that it counts on the decided call."""
+        if self.state is LeaderState.DECIDED and not self._broken:
+            self._idle_at = now + self._config.pin_idle_seconds
+
     # --- the call, step by step ---
 
     def _enter(self, state: LeaderState) -> None:
         self.state = state
         self._heard = set()
-        self._retry_at = None
+        self._retry_at = self._idle_at = None
 
     def _floor_now(self) -> Floor:
         return max([self.floor, *self._floors.values()])
@@ -322,17 +339,23 @@ class CallLeader:
     def tick(self, now: float) -> None:
         if self._retry_at is not None and now >= self._retry_at:
             self._repeat(now)
+        if self._idle_at is not None and now >= self._idle_at:
+            idle = f"shard {self._silent()} showed no sign of it for so long that its pin ended"
+            self._end(now, CallVoid, {"reason": idle})
         if self._keeper is not None:
             self._keeper.tick(now)
 
     def next_wakeup(self) -> float | None:
         keeper = self._keeper.next_wakeup() if self._keeper is not None else None
-        return earliest(self._retry_at, keeper)
+        return earliest(self._retry_at, self._idle_at, keeper)
+
+    def _silent(self) -> str:
+        silent = sorted({member.shard for member in self.record.members} - self._heard)
+        return ", ".join(map(str, silent))
 
     def waiting_for(self) -> str:
         """For the error of whoever runs into a deadline."""
-        silent = sorted({member.shard for member in self.record.members} - self._heard)
         what = f"call {self.call} of {self.slot.group}: {self.state.value}"
         if self.state in {LeaderState.OPEN, LeaderState.RESOLVING, LeaderState.OVER}:
             return what
-        return f"{what} (shard {', '.join(map(str, silent))} has not)"
+        return f"{what} (shard {self._silent()} has not)"

@@ -6,13 +6,16 @@ registers, and the choice of zones, is selection.py's.
 
 Theory of operation.
 
-    READING   read the versions key; nothing there that answers: wait for the key to change,
-              or for a holder to die, and read again
-    MARKING   the answer is whole, but its mark may not be on W owners: write it there first
-              (G3), also when a mark was read, as that may be on a single owner
-    PINNING   write the pin to W owners; they refuse it for what was withdrawn meanwhile
-    CHECKING  read again: is it still covered? A holder that withdraws says so before it reads
-              the pins, and we pin before we read who withdraws: one of the two sees the other
+    READING   read the versions key; nothing there that answers: watch the key and read it once
+              more; then wait for it to change, and look at what was told of it, or read it
+              again if that wasn't told
+    PINNING   write the pin to W owners; they refuse it for what was withdrawn meanwhile. And the
+              mark, if it may not be there yet (G3), also when a mark was read, as that may be on
+              a single owner
+    CHECKING  is it still covered, by what the owners held right after the pin, or by what is
+              read then? A holder that withdraws says so before it looks at the pins, and we pin
+              before we look who withdraws: one of the two sees the other. Only what W owners
+              hold counts here: whoever asks after us must see it, too
     PINNED    answered; the pin stays until `stop`
 
 Other zones are looked at unless the own one has an answer that none of them can better. Mark
@@ -70,8 +73,7 @@ LONGEST_REST = 8.0
 class ResolverState(Enum):
     IDLE = "idle"
     READING = "reading which versions exist"
-    MARKING = "marking the version whole"
-    PINNING = "pinning the version"
+    PINNING = "marking and pinning the version"
     CHECKING = "looking whether the pinned version is still held"
     PINNED = "pinned"
 
@@ -110,10 +112,14 @@ class DirectoryResolver:
         self._rest = 0.0
         """Seconds until the next look, if nothing happens before."""
         self._pinned = False
+        self._seen: Registers | None = None
+        """What the owners held right after the pin, if they have said so."""
+        self._marked: tuple[Publication, frozenset[str]] | None = None
+        """What was marked last, in which zones; who waited for it asks again soon, to pull it."""
         self._watch: int | None = None
         self._retry_at: float | None = None
         self._round = 0
-        """A mark written in an earlier round means nothing any more."""
+        """What was written in an earlier round means nothing any more."""
         self._fenced = fenced
         self._records = records
         self._liveness = liveness
@@ -130,8 +136,6 @@ class DirectoryResolver:
         then: Callable[[float, Decision], None],
     ) -> None:
         self._question, self._call, self._floor, self._then = question, call, floor, then
-        if self._watch is None:
-            self._watch = self._records.watch(now, self._key, self._changed)
         self._rest = 4 * self._config.retry_interval
         self._enter_reading(now + self._rest)
         # Fresh: what was read before this call began does not answer it (G5).
@@ -153,7 +157,16 @@ class DirectoryResolver:
             self._write_pins(now, None, lambda _now, _refused: None)
 
     def _changed(self, now: float) -> None:
-        if self.state is ResolverState.READING:
+        """The key is another one, or another zone has something new."""
+        if self.state is not ResolverState.READING:
+            return
+        known = self._records.known(self._key)
+        near = [r for r in known or () if self._liveness.is_responsive(r.writer)]
+        alone = self._records.elsewhere(self.slot.group.model) is None
+        if known is not None and (self._is_enough(tuple(near)) or alone):
+            # It may be behind by now: what is pinned is checked by a read.
+            self._on_registers(now, known)
+        else:
             self._read(now)
 
     def _read(self, now: float) -> None:
@@ -191,6 +204,7 @@ class DirectoryResolver:
         self.exists = describe(found)
         answer = select(question, found, self._floor)
         if answer is None:
+            self._wait(now)
             return
         near = self._near.get(answer.publication) if self._near is not None else answer
         near_is_read = near is not None and near.covered
@@ -198,45 +212,83 @@ class DirectoryResolver:
         self._answer = answer
         zone, home = self._liveness.zone, self._liveness.home
         self._places = places(answer, zone, home, home_first=near_is_read)
-        if answer.marked:
-            self._pin(now, answer)
-        else:
-            self._mark(now, answer)
+        self._pin(now, answer)
 
-    def _mark(self, now: float, answer: Holding) -> None:
-        self.state = ResolverState.MARKING
+    def _wait(self, now: float) -> None:
+        """Nothing answers: be told of changes. What changed before is seen by one more read."""
+        if self._watch is None:
+            self._watch = self._records.watch(now, self._key, self._changed)
+            self._inquiry.look(now, self._is_enough)
+
+    def _pin(self, now: float, answer: Holding) -> None:
+        self.state = ResolverState.PINNING
+        self._pinned = True
         this_round = self._round
 
         def then(now: float, refused: Refused | None) -> None:
             if self._round != this_round:
                 return
             if refused is None:
-                self._pin(now, answer)
-            else:
-                self._again(now)
-
-        mark = WholeMark(answer.publication, answer.num_shards)
-        written = _AllOf(self._places, then)
-        for zone in self._places:
-            self._records.mark(now, self._key, mark, written.part(zone), zone)
-
-    def _pin(self, now: float, answer: Holding) -> None:
-        self.state = ResolverState.PINNING
-        self._pinned = True
-
-        def then(now: float, refused: Refused | None) -> None:
-            if self.state is not ResolverState.PINNING:
-                return
-            if refused is None:
-                self.state = ResolverState.CHECKING
-                at_home = set(self._places) == {self._liveness.home}
-                self._inquiry.look_anew(now, None if at_home else everywhere)
+                self._look_again(now)
                 return
             self._again(now)
             if refused.reason == FENCED:
                 self._fenced(now)
 
-        self._write_pins(now, answer.publication, then)
+        written = _AllOf(("mark", "pin"), then)
+        self._write_mark(now, answer, written.part("mark"))
+        if self._is_at_home:
+            self._pin_and_look(now, answer.publication, written.part("pin"))
+        else:
+            self._write_pins(now, answer.publication, written.part("pin"))
+
+    def _pin_and_look(
+        self, now: float, publication: Publication, then: Callable[[float, Refused | None], None]
+    ) -> None:
+        """What the owners held right after the pin is as good as what they say later."""
+        ((zone, shards),) = self._places.items()
+
+        def looked(now: float, refused: Refused | None, seen: Registers | None) -> None:
+            self._seen = seen
+            then(now, refused)
+
+        pin = self._pin_of(publication, zone, shards)
+        name, counter = PIN_NAME + slot_name(self.slot), self.generation.counter
+        self._seen = None
+        self._records.write_and_look(now, self._key, name, counter, pin, looked, agreed=True)
+
+    @property
+    def _is_at_home(self) -> bool:
+        """It is to be kept in the own zone alone."""
+        return set(self._places) == {self._liveness.home}
+
+    def _look_again(self, now: float) -> None:
+        self.state = ResolverState.CHECKING
+        seen, self._seen = self._seen, None
+        if seen is not None:
+            self._on_registers(now, seen)
+        else:
+            enough = None if self._is_at_home else everywhere
+            self._inquiry.look_anew(now, enough, agreed=True)
+
+    def _write_mark(
+        self, now: float, answer: Holding, then: Callable[[float, Refused | None], None]
+    ) -> None:
+        """Mark it whole wherever it is to be kept, unless it is sure to be marked."""
+        place = (answer.publication, frozenset(self._places))
+        if answer.marked or self._marked == place:
+            then(now, None)
+            return
+        mark = WholeMark(answer.publication, answer.num_shards)
+
+        def marked(now: float, refused: Refused | None) -> None:
+            if refused is None:
+                self._marked = place
+            then(now, refused)
+
+        written = _AllOf(self._places, marked)
+        for zone in self._places:
+            self._records.mark(now, self._key, mark, written.part(zone), zone)
 
     def _check(self, now: float, pinned: Holding | None) -> None:
         if pinned is None or not pinned.covered_at(self._places, self._liveness.zone):
@@ -259,17 +311,17 @@ class DirectoryResolver:
         then: Callable[[float, Refused | None], None],
     ) -> None:
         """Pin it wherever it is to be kept, or take the pins back."""
-        name, home = PIN_NAME + slot_name(self.slot), self._liveness.home
-        generation = self.generation
+        name, counter = PIN_NAME + slot_name(self.slot), self.generation.counter
         written = _AllOf(self._places, then)
         for zone, shards in self._places.items():
-            pin = None
-            if publication is not None:
-                whence = home if zone != home else ""
-                group = self.slot.group
-                pin = Pin(publication, group, generation, self._call, whence, shards)
+            pin = self._pin_of(publication, zone, shards) if publication is not None else None
             part = written.part(zone)
-            self._records.write(now, self._key, name, generation.counter, pin, part, zone)
+            self._records.write(now, self._key, name, counter, pin, part, zone)
+
+    def _pin_of(self, publication: Publication, zone: str, shards: tuple[int, ...]) -> Pin:
+        home, group = self._liveness.home, self.slot.group
+        whence = home if zone != home else ""
+        return Pin(publication, group, self.generation, self._call, whence, shards)
 
     def tick(self, now: float) -> None:
         if self._retry_at is not None and now >= self._retry_at:
@@ -281,17 +333,17 @@ class DirectoryResolver:
 
 
 class _AllOf:
-    """One write in several zones: done when it is in all of them, refused when one refuses."""
+    """Several writes: done when all of them are, refused when one is."""
 
-    def __init__(self, zones: Iterable[str], then: Callable[[float, Refused | None], None]) -> None:
-        self._missing = set(zones)
+    def __init__(self, parts: Iterable[str], then: Callable[[float, Refused | None], None]) -> None:
+        self._missing = set(parts)
         self._then = then
 
-    def part(self, zone: str) -> Callable[[float, Refused | None], None]:
+    def part(self, name: str) -> Callable[[float, Refused | None], None]:
         def then(now: float, refused: Refused | None) -> None:
-            if zone not in self._missing:
+            if name not in self._missing:
                 return
-            self._missing.discard(zone)
+            self._missing.discard(name)
             if refused is not None:
                 self._missing.clear()
             if not self._missing:

@@ -7,7 +7,9 @@ time (G3): somebody marked it, or a holder says it was, or the registers show it
 *covered* when each shard is ready at some reachable holder. Only a whole and covered
 publication answers a question, and none whose version was retracted. Where several publications
 of one version are whole, the lowest one does: data-parallel trainers publish the same bytes side
-by side.
+by side. Where they turn out to be other bytes the lowest one stands, and no other answers: a
+higher one is *contradicted* once both said what they consist of (shards/comparing.py). It stays so
+after it was hidden, as others may have pulled it; but one that nobody has contradicts nobody.
 
 The registers may be those of several zones. `stands` says when the own zone's answer needs no
 look at the others, `places` in which zones a publication has to be pinned.
@@ -101,6 +103,13 @@ class Holding:
     """By shard: what a withdrawal may count on, or ask for a promise."""
     digests: dict[int, bytes] = field(default_factory=dict)
     """By shard: the digest of its content, once the publisher has said it."""
+    contradicted_by: Publication | None = None
+    """A lower publication of the version that has other bytes, and stands."""
+
+    @property
+    def withheld(self) -> bool:
+        """Nobody is to get it, whoever has it."""
+        return self.retracted or self.contradicted_by is not None
 
     @property
     def covered(self) -> bool:
@@ -149,6 +158,8 @@ def holdings(registers: Registers, is_gone: Callable[[PeerId], bool]) -> dict[Pu
         holding = found.setdefault(publication, Holding(publication, record.num_shards))
         if record.was_whole:
             holding.whole = holding.marked = True
+        if record.digests and record.slot.group.replica == publication.replica:
+            holding.digests[record.slot.shard] = record.digests
         if is_gone(register.writer) or record.phase is Phase.HIDDEN:
             continue
         _count(holding, register.writer, record)
@@ -156,7 +167,26 @@ def holdings(registers: Registers, is_gone: Callable[[PeerId], bool]) -> dict[Pu
     for holding in found.values():
         holding.whole = holding.whole or len(holding.publishing) == holding.num_shards
         holding.retracted = holding.publication.order in retracted
+    _compare(found)
     return found
+
+
+def _compare(found: Mapping[Publication, Holding]) -> None:
+    """Find those whose bytes are not those of the lowest publication of the version.
+
+    Only of replicas that are cut alike: a shard of two is no shard of four.
+    """
+    said: dict[tuple[Floor, int], dict[int, tuple[bytes, Publication]]] = {}
+    for publication in sorted(p for p, holding in found.items() if holding.digests):
+        holding = found[publication]
+        before = said.setdefault((publication.order, holding.num_shards), {})
+        for shard, digest in holding.digests.items():
+            content, other = before.get(shard, (digest, None))
+            if content != digest:
+                holding.contradicted_by = other
+        if holding.contradicted_by is None and holding.slots:
+            for shard, digest in holding.digests.items():
+                before.setdefault(shard, (digest, publication))
 
 
 def _count(holding: Holding, writer: PeerId, record: VersionRecord) -> None:
@@ -173,13 +203,11 @@ def _count(holding: Holding, writer: PeerId, record: VersionRecord) -> None:
         live = own and not record.offload
         copy = Copy(writer, record.slot, record.offload, live, withdrawing)
         holding.copies[shard] = (*holding.copies.get(shard, ()), copy)
-    if own and record.digests:
-        holding.digests[shard] = record.digests
 
 
 def select(question: Question, found: dict[Publication, Holding], floor: Floor) -> Holding | None:
     """The holding that answers the question now, or None while nothing does."""
-    usable = [h for h in found.values() if h.whole and h.covered and not h.retracted]
+    usable = [h for h in found.values() if h.whole and h.covered and not h.withheld]
     match = _SELECTOR.fullmatch(question.selector)
     if not usable or match is None:
         return None
@@ -255,19 +283,6 @@ def places(
     return needed
 
 
-def contradicted_by(
-    found: Mapping[Publication, Holding], publication: Publication
-) -> Publication | None:
-    """A lower publication of the version with other bytes, if there is one: that one stands."""
-    mine = found[publication].digests if publication in found else {}
-    for other, holding in found.items():
-        if other.order == publication.order and other < publication:
-            both = mine.keys() & holding.digests.keys()
-            if any(mine[shard] != holding.digests[shard] for shard in both):
-                return other
-    return None
-
-
 def decision_of(holding: Holding) -> Decision:
     return Decision(holding.publication, holding.num_shards)
 
@@ -284,6 +299,8 @@ def describe(found: dict[Publication, Holding]) -> str:
     for holding in sorted(held, key=lambda h: h.publication, reverse=True)[:MAX_DESCRIBED]:
         missing = [s for s in range(holding.num_shards) if not holding.ready.get(s)]
         state = "whole" if holding.whole else "not whole yet"
+        if holding.contradicted_by is not None:
+            state = f"other bytes than {holding.contradicted_by}"
         state = "retracted" if holding.retracted else state
         gap = f", no reachable holder of shard {', '.join(map(str, missing))}" if missing else ""
         lines.append(f"{holding.publication} ({state}{gap})")

@@ -19,6 +19,7 @@ class DirectoryWrite(DirectoryMessage, frozen=True):
     """`abroad`: the writer is of another zone, and views of this one's members are not for it.
 
     `buckets`: over how many the key is spread, as far as the writer knows (buckets.py).
+    `looks`: say what you hold of the key once you have taken it.
     """
 
     request: Count
@@ -27,17 +28,20 @@ class DirectoryWrite(DirectoryMessage, frozen=True):
     register: Register
     abroad: bool = False
     buckets: Count = 1
+    looks: bool = False
 
 
 class DirectoryWritten(DirectoryMessage, frozen=True):
     """`crowded`: this bucket of the key holds more than it should.
 
     `buckets`: over how many the key is spread, as far as this owner of bucket 0 knows.
+    `registers`: what it holds now, if it was asked that, and can say.
     """
 
     request: Count
     crowded: bool = False
     buckets: Count = 1
+    registers: tuple[Register, ...] | None = None
 
 
 class DirectoryRefused(DirectoryMessage, frozen=True):
@@ -90,16 +94,22 @@ class DirectoryMerged(DirectoryMessage, frozen=True):
 class DirectoryWatch(DirectoryMessage, frozen=True):
     """Tell me when this key changes, for the next `seconds`.
 
-    `seen` is a fingerprint of what I last read; 0: tell me only of changes from now on.
+    `seen` is a fingerprint of what I know of it; 0: tell me only of changes from now on.
     """
 
     key: Key
     seconds: float
     seen: Count = 0
+    pins: bool = False
+    """Tell me of pins, too: most who watch don't care who pulls."""
 
 
 class DirectoryChanged(DirectoryMessage, frozen=True):
+    """A key that you watch has changed: these rose. None are named if there are too many, or
+    if it isn't known which."""
+
     key: Key
+    registers: Annotated[tuple[Register, ...], Meta(max_length=64)] = ()
 
 
 class DirectoryCheck(DirectoryMessage, frozen=True):

@@ -84,7 +84,7 @@ class VersionRecord(msgspec.Struct, frozen=True, array_like=True, tag="version")
     kept: bool = False
     """With WITHDRAWING or HIDDEN: somebody else has promised to keep this shard."""
     digests: bytes = b""
-    """Digest of layout and digest list, once all were taken: equal ones are equal bytes."""
+    """Of layout and digest list, by who published: equal ones are equal bytes (comparing.py)."""
 
 
 class WholeMark(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
@@ -118,8 +118,6 @@ class HolderRecord(msgspec.Struct, frozen=True, array_like=True, tag="holder"):
     memory: Short = "host"
     spot: bool = False
     offload: bool = False
-    digests: bytes = b""
-    """As in `VersionRecord`."""
 
 
 class Retain(msgspec.Struct, frozen=True, array_like=True, tag="retain"):

@@ -9,6 +9,9 @@ and whoever withdraws last. One that doesn't answer a `PullHello` is asked again
 back-off that doubles up to MAX_BACKOFF, and rests once it was silent for `source_timeout`.
 One that is asked for two retry intervals already keeps no place from others.
 
+Twins (sources.py) are asked for what they hold. They have no say in the layout, and are asked
+once it is settled; digests come from the others, so half of the places are theirs at most.
+
 A lease is renewed by `PullProgress` each third of it; sooner if what we have or know
 changed (after `update_interval`), and at once if we run out of chunks with known digests:
 then it names up to MAX_WANTED whose digests we want, which the origin takes first. Where
@@ -83,13 +86,31 @@ class Courtship:
         room = self._config.max_sources - busy
         if room <= 0:
             return
+        twins = sum(self.is_twin(s) for s in self._sources if s.state in ACTIVE)
+        for source in self._fresh():
+            if self.is_twin(source):
+                if twins >= self._config.max_sources // 2:
+                    continue
+                twins += 1
+            self.ask(now, source)
+            room -= 1
+            if not room:
+                return
+
+    def _fresh(self) -> list[Source]:
+        """Candidates that may be asked, the most promising first."""
         fresh = [s for s in self._sources if s.state is SourceState.KNOWN and s.listed]
+        if not self._ledger.settled:
+            fresh = [s for s in fresh if not self.is_twin(s)]
         self._rng.shuffle(fresh)
         # Who withdraws comes last, but if it is the only one it waits for us to have it all.
         fresh.sort(key=lambda s: (s.locality, s.phase is Phase.PARTIAL))
         fresh.sort(key=lambda s: s.phase is Phase.WITHDRAWING)
-        for source in fresh[:room]:
-            self.ask(now, source)
+        return fresh
+
+    def is_twin(self, source: Source) -> bool:
+        """It holds another publication of the version."""
+        return source.publication != self._publication
 
     def ask(self, now: float, source: Source) -> None:
         """Begin to ask for a lease there."""
@@ -105,11 +126,11 @@ class Courtship:
         hello = PullHello(
             pull=self._pull,
             slot=source.id.slot,
-            publication=self._publication,
+            publication=source.publication,
             layout=self._layout,
             transports=self._transports,
             have=self._ledger.holding.to_bytes(),
-            puller=self._puller,
+            puller=None if self.is_twin(source) else self._puller,
         )
         self._outbox.send(source.id.peer, hello)
 
@@ -177,7 +198,8 @@ class Courtship:
         if chunks:
             source.wanted = sum(1 << chunk for chunk in chunks)
         self._told(now, source)
-        have, known = self._ledger.holding.to_bytes(), len(self._ledger.manifest)
+        have = self._ledger.holding.to_bytes()
+        known = 0 if self.is_twin(source) else len(self._ledger.manifest)
         self._outbox.send(
             source.id.peer,
             PullProgress(self._pull, source.id.slot, have, tuple(chunks), known),
@@ -225,4 +247,5 @@ class Courtship:
     def _say_bye(self, source: Source, *, complete: bool = False) -> None:
         if source.owes_bye:
             source.owes_bye = False
+            complete = complete and not self.is_twin(source)
             self._outbox.send(source.id.peer, PullBye(self._pull, source.id.slot, complete))

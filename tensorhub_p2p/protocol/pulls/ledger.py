@@ -26,7 +26,10 @@ from tensorhub_p2p.protocol.pulls.sources import Source
 
 
 class Ledger:
-    """The books of one pull; empty, of no chunks, until the layout is settled."""
+    """The books of one pull; empty, of no chunks, until the layout is settled.
+
+    What twins state (sources.py) is of another publication, and none of its business.
+    """
 
     def __init__(
         self, publication: Publication, agreement: LayoutAgreement, outbox: Outbox
@@ -34,6 +37,8 @@ class Ledger:
         self.manifest = Manifest(0)
         self.held = 0
         """Chunks that are here and verified."""
+        self.learnt = 0
+        """How often something was learnt of digests, or forgotten."""
         self.flying = 0
         """Chunks that some reader is fetching."""
         self._publication = publication
@@ -43,6 +48,12 @@ class Ledger:
     def renew(self) -> None:
         """Begin with the grid that is settled now, and no digests."""
         self.manifest = Manifest(self._agreement.num_chunks)
+        self.learnt += 1
+
+    @property
+    def settled(self) -> bool:
+        """It is known which layout the publication has, and so its chunks."""
+        return self._agreement.settled
 
     @property
     def holding(self) -> ChunkSet:
@@ -60,7 +71,7 @@ class Ledger:
 
     @property
     def all_digests_known(self) -> bool:
-        return self._agreement.settled and self.manifest.complete
+        return self.settled and self.manifest.complete
 
     def hold(self, chunk: int, digest: bytes) -> bool:
         """These bytes are here; whether they are the right ones, as far as is known by now."""
@@ -100,6 +111,7 @@ class Ledger:
                     continue
                 self._revoke(chunk)
             self.manifest.put(chunk, digest)
+            self.learnt += 1
             new.append((chunk, digest))
         if new and self._agreement.found is not None:
             self._outbox.emit(DigestsLearnt(tuple(new)))

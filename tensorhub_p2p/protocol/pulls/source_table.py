@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tensorhub_p2p.protocol.identity import Publication
 from tensorhub_p2p.protocol.messages import Phase
 from tensorhub_p2p.protocol.pulls.sources import (
     ACTIVE,
@@ -37,14 +38,17 @@ class SourceTable:
     def get(self, source: SourceId) -> Source | None:
         return self._sources.get(source)
 
-    def remember(self, source: SourceId, locality: int, phase: Phase) -> Source | None:
+    def remember(
+        self, source: SourceId, locality: int, phase: Phase, publication: Publication
+    ) -> Source | None:
         """The source's entry; None if it is ourselves, or one too many."""
         known = self._sources.get(source)
         if known is not None or source == self._own:
             return known
         if len(self._sources) >= self._max and not self._forget_one():
             return None
-        known = self._sources[source] = Source(source, locality, phase, listed=False)
+        known = Source(source, locality, phase, publication, listed=False)
+        self._sources[source] = known
         return known
 
     def _forget_one(self) -> bool:

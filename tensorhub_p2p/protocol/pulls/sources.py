@@ -13,6 +13,10 @@ fetched from it in dispatch.py.
 
 Chunks in flight belong to the readers until they report, whatever became of the source
 meanwhile: a chunk is never in two readers' hands.
+
+A source may hold another publication of the version than the one that is pulled: data-parallel
+trainers publish the same bytes side by side. Of such a *twin* only those chunks count that have
+the digest, by its own list, that they have in the list of the publication that is pulled.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from tensorhub_p2p.protocol.identity import PeerId, Slot
+from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
+from tensorhub_p2p.protocol.manifest import Manifest
 from tensorhub_p2p.protocol.messages import Endpoint, Phase
 
 MAX_FAULTS_REMEMBERED = 8
@@ -51,6 +56,8 @@ class Candidate:
     slot: Slot
     phase: Phase
     locality: int
+    publication: Publication
+    """What it holds: the one that is pulled, or another one of the same version."""
 
     @property
     def source(self) -> SourceId:
@@ -105,12 +112,18 @@ class Source:
     id: SourceId
     locality: int
     phase: Phase
+    publication: Publication
+    """What it holds, and is asked for."""
     listed: bool
     """The directory names it; otherwise only another source did."""
     state: SourceState = SourceState.KNOWN
     since: float = 0.0
     """When it entered its state."""
     have: int = 0
+    """What is to be had there; of a twin, only what is known to be the same."""
+    claimed: int = 0
+    stated: dict[int, bytes] = field(default_factory=dict)
+    """Of a twin: the chunks that it has, and their digests by its own list."""
     bad: int = 0
     """Chunks of which it sent wrong bytes."""
     endpoints: tuple[Endpoint, ...] = ()
@@ -139,6 +152,17 @@ class Source:
 
     def enter(self, now: float, state: SourceState) -> None:
         self.state, self.since = state, now
+
+    def holds_now(self, publication: Publication) -> None:
+        """What it said before was of another one."""
+        self.publication = publication
+        self.have = self.wanted = self.claimed = 0
+        self.stated = {}
+
+    def weigh(self, manifest: Manifest) -> None:
+        """Of a twin: find what is to be had there, by the list of what is pulled."""
+        same = (c for c, digest in self.stated.items() if manifest.get(c) == digest)
+        self.have = self.claimed & sum(1 << chunk for chunk in same)
 
     def note(self, what: str) -> None:
         """Remember for `explain`; the oldest note goes at the bound, repeats are not kept."""

@@ -120,6 +120,8 @@ class Swarm:
         self._dispatch = Dispatch(sources, ledger, config, rng, outbox)
         self._drought = Drought(agreement, sources, ledger, config, rng)
         self._begun = False
+        self._weighed = 0
+        """How much the ledger had learnt when twins were last compared with it."""
         self._left: tuple[bytes, ...] = ()
         """The digests that the origin left with the directory."""
         self._ticked = float("-inf")
@@ -158,13 +160,23 @@ class Swarm:
         for known in self._sources:
             known.listed = False
         for candidate in sorted(candidates, key=lambda c: c.locality):
-            source = self._sources.remember(candidate.source, candidate.locality, candidate.phase)
+            source = self._sources.remember(
+                candidate.source, candidate.locality, candidate.phase, candidate.publication
+            )
             if source is not None:
                 source.listed = True
                 source.locality, source.phase = candidate.locality, candidate.phase
+                self._holds_now(now, source, candidate.publication)
                 if source.state is SourceState.DEAD and not source.in_flight:
                     source.enter(now, SourceState.KNOWN)  # its death was refuted
         self.tick(now)
+
+    def _holds_now(self, now: float, source: Source, publication: Publication) -> None:
+        """The slot may have gone on to another publication of the version."""
+        if source.publication != publication:
+            source.holds_now(publication)
+            if source.state in ACTIVE:
+                source.enter(now, SourceState.KNOWN)
 
     def _learn_left(self) -> None:
         if self._left and self._agreement.settled:
@@ -251,6 +263,7 @@ class Swarm:
         if self.done:
             return
         self._hold_verdicts(now)
+        self._weigh_twins()
         for source in self._sources:
             self._courtship.tend(now, source)
         self._courtship.ask_more(now)
@@ -292,20 +305,21 @@ class Swarm:
     # --- what sources say ----------------------------------------------------------------
 
     def _offered(self, now: float, source: Source, offer: PullOffer) -> None:
-        if source.state not in ACTIVE or offer.publication != self.publication:
+        if source.state not in ACTIVE or offer.publication != source.publication:
             return
         num_chunks = self._agreement.grid(offer)
         have = ChunkSet.from_bytes(num_chunks, offer.have)
         digests = unpack(num_chunks, offer.known, offer.digests)
-        if not self._agreement.settled:
+        twin = self._courtship.is_twin(source)
+        if not self._agreement.settled and not twin:
             self._settle(offer)
         if offer.layout != self._agreement.digest:
-            self._courtship.rest(now, source, "offers another layout of the same publication")
+            self._courtship.rest(now, source, "offers another layout of the version")
             return
-        source.have = have.bits
-        self._ledger.learn(source, digests)
+        self._says(source, have.bits, digests)
         for peer, slot in offer.others:
-            other = self._sources.remember(SourceId(peer, slot), FARTHEST, Phase.PARTIAL)
+            id = SourceId(peer, slot)
+            other = self._sources.remember(id, FARTHEST, Phase.PARTIAL, source.publication)
             if other is not None and other.state is SourceState.KNOWN:
                 other.listed = True
         if not offer.granted:
@@ -320,8 +334,31 @@ class Swarm:
 
     def _updated(self, source: Source, update: PullUpdate) -> None:
         if source.state in ANSWERED and self._agreement.settled:
-            source.have = ChunkSet.from_bytes(self._ledger.manifest.num_chunks, update.have).bits
-            self._ledger.learn(source, update.digests)
+            have = ChunkSet.from_bytes(self._ledger.manifest.num_chunks, update.have).bits
+            self._says(source, have, update.digests)
+
+    def _says(self, source: Source, have: int, digests: Iterable[tuple[int, bytes]]) -> None:
+        """What it has, and which digests; ValueError if one can't be, from there on."""
+        if not self._courtship.is_twin(source):
+            source.have = have
+            self._ledger.learn(source, digests)
+            return
+        source.claimed = have
+        source.stated.update(
+            (chunk, digest)
+            for chunk, digest in digests
+            if self._ledger.manifest.admits(chunk, digest)
+        )
+        source.weigh(self._ledger.manifest)
+
+    def _weigh_twins(self) -> None:
+        """If digests of what is pulled became known: what of it is to be had at twins?"""
+        if self._weighed == self._ledger.learnt:
+            return
+        self._weighed = self._ledger.learnt
+        for source in self._sources:
+            if source.stated and source.state in ANSWERED:
+                source.weigh(self._ledger.manifest)
 
     def _gone(self, now: float, source: Source, gone: PullGone) -> None:
         """It withdrew, or our lease lapsed: what came out wrong before was lost, not a lie."""

@@ -5,8 +5,8 @@ retains, pins, reads or also has what the slot holds; it decides nothing.
 
 Theory of operation. The wishes of retainers are read first, together with the "withdrawing"
 that is being written: a retain that was on record before the withdrawal began is seen. The
-versions key is read after that was written, so that of two who withdraw at once each
-sees the other, or is seen. Other zones' retains
+versions key is read after that was written, or its owners have said with their answers what they
+held then: so of two who withdraw at once each sees the other, or is seen. Other zones' retains
 come with their summaries.
 Other zones' holders are looked for only if the version is retained, and nobody here could keep
 it. Pins are kept by the zone that they are written to.
@@ -52,6 +52,7 @@ class Need:
 
     @property
     def whole(self) -> bool:
+        """All its shards were ready at once: whoever pins it has seen that."""
         return bool(self.pinned) or (self.found is not None and self.found.whole)
 
     @property
@@ -61,7 +62,8 @@ class Need:
 
     @property
     def marked(self) -> bool:
-        return bool(self.pinned) or (self.found is not None and self.found.marked)
+        """Its mark is on W owners for sure; a pin, which comes with it, is no proof of that."""
+        return self.found is not None and self.found.marked
 
 
 def need(
@@ -132,6 +134,8 @@ class Needs:
         self._publication: Publication | None = None
         self._wishes: tuple[Wish, ...] | None = None
         self._wanted = False
+        self._seen: Registers | None = None
+        """What the owners of the versions key have said, while it isn't known what is retained."""
         self.asked_at = 0.0
         """When the read of what is retained began whose answer counts."""
         self._began_at = 0.0
@@ -145,17 +149,30 @@ class Needs:
         self._began_at = now
         self._retains.look(now)
 
-    def look(self, now: float, *, anew: bool = False) -> None:
-        """Read the versions key, once it is known what is retained (`anew`: both again)."""
+    def look(self, now: float, *, anew: bool = False, seen: Registers | None = None) -> None:
+        """Read the versions key, once it is known what is retained (`anew`: both again).
+
+        `seen`: its owners held this when they took the "withdrawing".
+        """
         self._wanted = True
+        self._seen = seen
         if anew:
             self._began_at = now
             self._retains.look_anew(now)
         elif self._wishes is not None:
+            self._look_at_versions(now)
+
+    def _look_at_versions(self, now: float) -> None:
+        seen, self._seen = self._seen, None
+        near = [r for r in seen or () if self._liveness.is_responsive(r.writer)]
+        if seen is not None and self._is_enough(tuple(near)):
+            self._on_versions(now, seen)
+        else:
             self._versions.look(now, self._is_enough)
 
     def stop(self) -> None:
         self._wanted = False
+        self._seen = None
         self._retains.stop()
         self._versions.stop()
 
@@ -168,7 +185,7 @@ class Needs:
         self._wishes = (*wishes_in(others, names), *self._own(model))
         self._wishes += self._custody.elsewhere(model)
         if self._wanted:
-            self._versions.look(now, self._is_enough)
+            self._look_at_versions(now)
 
     def _own(self, model: str) -> tuple[Wish, ...]:
         """As they are now: what is on record of them may be on its way to be withdrawn."""

@@ -7,8 +7,8 @@ group; it copies nothing.
 Theory of operation (DESIGN, "A group reserves memory for all its shards before any of them
 offloads"). A version is of use with all of its shards only. So whoever is about to offload its
 shard first takes memory for it here, and asks each member of the group's generation to do the
-same for its own (`ReserveAsk`, repeated until answered). A member that has no more of the
-version has nothing to reserve, and grants. Once all have granted, the first begins; the others
+same for its own (`ReserveAsk`, repeated until answered). A member that needs no copy has nothing to
+reserve, and grants (granting.py). Once all have granted, the first begins; the others
 find their reservation when they come to it. One no, or silence for `reserve_patience`, and all
 are told that it ends: nothing was given up.
 
@@ -199,7 +199,8 @@ class GroupReserve:
         return None if self._until is None else min(self._until, self._repeat_at)
 
 
-def _answer(ask: ReserveAsk, why: str) -> ReserveAnswer:
+def answer_to(ask: ReserveAsk, why: str) -> ReserveAnswer:
+    """Granted, unless there is a reason why not."""
     return ReserveAnswer(
         group=ask.group,
         generation=ask.generation,
@@ -214,27 +215,4 @@ def _answer(ask: ReserveAsk, why: str) -> ReserveAnswer:
 
 def nothing_to_reserve(ask: ReserveAsk) -> ReserveAnswer:
     """The answer of who has no more of the version."""
-    return _answer(ask, "")
-
-
-class ReserveMember:
-    """The other side: one shard, asked to take memory for what it holds."""
-
-    def __init__(
-        self, slot: Slot, reserve: Reserve, outbox: Outbox, config: RetentionConfig
-    ) -> None:
-        self._slot = slot
-        self._reserve = reserve
-        self._outbox = outbox
-        self._config = config
-
-    def receive(self, now: float, sender: PeerId, ask: ReserveAsk, num_bytes: int) -> None:
-        """Asked by a member of the generation in force; `num_bytes` is what a copy would take."""
-        what = (self._slot, ask.publication)
-        if ask.ends:
-            self._reserve.release(what)
-            return
-        until = now + self._config.reserve_seconds
-        granted = not num_bytes or self._reserve.take(now, what, num_bytes, until)
-        why = "" if granted else no_room(now, self._reserve, num_bytes)
-        self._outbox.send(sender, _answer(ask, why))
+    return answer_to(ask, "")

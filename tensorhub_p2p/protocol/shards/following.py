@@ -1,16 +1,21 @@
-"""Who holds a shard of a publication, told to pulls for as long as they run.
+"""Who holds a shard of a version, told to pulls for as long as they run.
 
 Rules of this file. A `Following` reads the holders keys and says what it finds. It knows
 nothing of what a pull does with that; it decides nothing.
 
-Theory of operation. A follow reads its shard's key at once, whenever the key changed (the
-directory watches it), and every `holders_interval` all the same, as news of changes may be
-lost and deaths change no key. It has at most one read under way (inquiry.py): reads that
-are not answered, as in a partition, don't pile up, and no late answer follows a newer one.
+Theory of operation. A follow reads its shard's key at once, and every `holders_interval`, as
+news of changes may be lost and deaths change no key. The directory watches the key: of a change
+it tells what is new, or else the key is read again. A follow has at most one read under way
+(inquiry.py): reads that are not answered, as in a partition, don't pile up, and no late answer
+follows a newer one.
 `HoldersChanged` is emitted for the first answer, and for each that differs from the last.
 While no responsive peer of the own zone has all of the shard, holders in other zones are
 looked for too. Holders that are silent are named only while no responsive one has all of it:
 so they get no new readers, and keep those that they have.
+Holders of another publication of the same version are named too: data-parallel trainers publish
+the same bytes side by side, and a pull takes from them what its own publication's list allows
+(pulls/sources.py). They make up for nobody: whether all of the shard is there is asked of the
+followed publication alone.
 What bounds it: one follow for each pull that runs; it ends with `stop`.
 """
 
@@ -64,15 +69,22 @@ class Follow:
         self._records = records
         self._liveness = liveness
         self._interval = interval
-        key = holders_key(model, shard)
-        self._inquiry = Inquiry(records, key, self._on_registers)
-        self._watch = records.watch(now, key, self._look)
+        self._key = holders_key(model, shard)
+        self._inquiry = Inquiry(records, self._key, self._on_registers)
+        self._watch = records.watch(now, self._key, self._changed)
         self._look_at = now
         self._look(now)
 
     def _look(self, now: float) -> None:
         self._look_at = now + self._interval
         self._inquiry.look(now, self._is_held_whole)
+
+    def _changed(self, now: float) -> None:
+        known = self._records.known(self._key)
+        if known is not None and self._is_held_whole(known):
+            self._on_registers(now, known)
+        else:
+            self._look(now)
 
     def _is_held_whole(self, registers: Registers) -> bool:
         return any(
@@ -84,14 +96,14 @@ class Follow:
 
     def _on_registers(self, _now: float, registers: Registers) -> None:
         holders = tuple(
-            Holder(register.writer, record.slot, record.phase)
+            Holder(register.writer, record.slot, record.phase, record.publication)
             for register, record in values(registers, HolderRecord)
-            if record.publication == self._publication
+            if record.publication.order == self._publication.order
             and record.phase is not Phase.HIDDEN
             and not self._liveness.is_gone(register.writer)
         )
         answering = [h for h in holders if self._liveness.is_responsive(h.peer)]
-        if any(holder.phase is Phase.READY for holder in answering):
+        if any(h.phase is Phase.READY and h.publication == self._publication for h in answering):
             holders = tuple(answering)
         digests = self._digests_left(registers)
         if (holders, digests) != (self._holders, self._digests):

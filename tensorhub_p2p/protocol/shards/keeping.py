@@ -14,10 +14,15 @@ moves the bytes; here is decided when a copy is made, what it is good for, and w
 A copy is made in memory that was taken for it before (reserving.py), and of what was verified:
 its digests have to be the publication's, or somebody wrote into published tensors.
 
-Each `look_interval` a copy that is HELD asks whether it is still needed: retained, pinned, or
+A copy that is HELD asks, now and then, whether it is still needed: retained, pinned, or
 promised. If not it is given up, by the same steps as any other copy (withdrawing.py); those
 look again, and take it back if it is needed after all. When the peer leaves, each copy is
 handed on by these steps too, or lost at the deadline.
+
+What makes it ask: a change of what is retained, or of who has which version, as it watches both
+keys; and a death, as what the dead pinned holds nothing any more. However much happens, it asks
+once in `look_interval`. Of what other zones want, and of promises that lapse, nobody tells: for
+these, and should news be lost, it asks each `rare_look_interval`.
 
 Adopting. A peer that leaves asks others to take what nobody else keeps. Who has memory for it,
 and means to stay, says that it is working on it, pulls the copy, and says yes once others find
@@ -33,7 +38,10 @@ from dataclasses import replace
 from enum import Enum
 from itertools import count
 
+import mmh3
+
 from tensorhub_p2p.config import GroupConfig, PullConfig
+from tensorhub_p2p.protocol.directory.records import retains_key, versions_key
 from tensorhub_p2p.protocol.groups.forgetting import forget_references
 from tensorhub_p2p.protocol.identity import Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
@@ -89,7 +97,10 @@ class Keep:
         around = Surroundings(lambda: self.server, offload=True)
         self.references = References(slot, group, custody, around)
         self._made: Made | None = made
+        self._watches: tuple[int, ...] = ()
         self._look_at: float | None = None
+        """When to ask whether it is needed; None: it isn't HELD."""
+        self._looked_at = 0.0
         self._needs = Needs(custody.me, slot, custody, self._on_need)
 
     @property
@@ -148,8 +159,7 @@ class Keep:
     def leave(self, now: float, by: float) -> None:
         """The peer leaves: hand it on, or give it up by then."""
         if self.state is KeepState.HELD and self.references.state is RefState.HELD:
-            self._needs.stop()
-            self._look_at = None
+            self._stop_looking(now)
             self.references.close(now, by)
 
     def cut_off(self, now: float) -> None:
@@ -160,8 +170,7 @@ class Keep:
 
     def _end(self, now: float) -> None:
         self.state = KeepState.ENDING
-        self._look_at = None
-        self._needs.stop()
+        self._stop_looking(now)
         self._served.stop(now, "no longer kept")
 
     def _free(self) -> None:
@@ -181,9 +190,33 @@ class Keep:
 
     # --- whether it is needed ---
 
+    def _begin_looking(self, now: float) -> None:
+        records, model = self._custody.records, self.slot.group.model
+        self._watches = (
+            records.watch(now, retains_key(model), self._look_soon),
+            records.watch(now, versions_key(model), self._look_soon, pins=True),
+        )
+        self._looked_at = now
+        self._look_at = now + self._custody.config.look_interval
+
+    def _stop_looking(self, now: float) -> None:
+        for watch in self._watches:
+            self._custody.records.unwatch(now, watch)
+        self._watches, self._look_at = (), None
+        self._needs.stop()
+
+    def _look_soon(self, _now: float) -> None:
+        """Something happened that may change whether it is needed."""
+        if self._look_at is not None:
+            earliest_look = self._looked_at + self._custody.config.look_interval
+            self._look_at = min(self._look_at, earliest_look)
+
     def _look(self, now: float) -> None:
+        self._looked_at = now
         self._look_at = now + self._custody.config.look_interval
         if self.references.state is RefState.HELD:
+            jitter = mmh3.hash(str(self.slot), signed=False) / 2**32 - 0.5
+            self._look_at = now + self._custody.config.rare_look_interval * (1 + jitter / 2)
             self._needs.begin(now, self.publication)
             self._needs.look(now)
 
@@ -211,7 +244,7 @@ class Keep:
         if isinstance(item, Announced):
             if self.state is KeepState.ANNOUNCING:
                 self.state = KeepState.HELD
-                self._look_at = now + self._custody.config.look_interval
+                self._begin_looking(now)
                 self._tell(now, "")
         elif isinstance(item, Hidden):
             self.lost = item.lost
@@ -229,6 +262,7 @@ class Keep:
             self.server.receive(now, sender, message)
 
     def peer_gone(self, now: float, peer: PeerId) -> None:
+        self._look_soon(now)
         if self.server is not None:
             self.server.forget_peer(now, peer)
 

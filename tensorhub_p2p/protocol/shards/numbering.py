@@ -5,9 +5,13 @@ before, and sends nothing. What others published, the owners of the versions key
 (admission.py).
 
 A publication's epoch is the one that its generation read, plus one for each rewind of the
-generation that came through, plus one if it rewinds itself. A handle never publishes
-below its own last publication, nor again an id that was whole and was withdrawn: whoever
-holds that id has other bytes (G1).
+generation before, plus one if it rewinds itself. A rewind counts once it has come through, or was
+refused: the epoch that it wanted has something higher, and so all shards leave it behind alike,
+whichever of them were refused. One that timed out, or was interrupted, does not: it is tried again,
+and has to go where the other shards' went.
+
+A handle never publishes below its own last publication, nor again an id that was whole and was
+withdrawn: whoever holds that id has other bytes (G1).
 """
 
 from __future__ import annotations
@@ -22,9 +26,9 @@ class Numbering:
     def __init__(self, replica: str) -> None:
         self._replica = replica
         self._rewinds = 0
-        """Rewinds that came through in this generation."""
+        """Rewinds that count, of this generation."""
         self._rewinding = False
-        """The publication under way is one."""
+        """The publication under way is one that may come to count."""
         self._last_published = (-1, -1)
         self._last_whole: Publication | None = None
         """The last own one that was withdrawn after it had been whole: its id is used up."""
@@ -49,7 +53,15 @@ class Numbering:
     def published(self, publication: Publication) -> None:
         """It is on W owners."""
         self._last_published = max(self._last_published, publication.order)
+        self._count()
+
+    def refused(self) -> None:
+        """There is something higher, or it is not this handle's to publish."""
+        self._count()
+
+    def _count(self) -> None:
         self._rewinds += self._rewinding
+        self._rewinding = False
 
     def withdrawn(self, publication: Publication, *, was_whole: bool) -> None:
         """It is hidden at W owners; it may also be one that was pulled from others."""

@@ -8,22 +8,28 @@ Theory of operation.
 
     EMPTY        nothing held, or hidden
     ANNOUNCING   the registers are on their way to W owners
-    HELD         as PARTIAL (pulling) or READY: others find it
+    HELD         as PARTIAL (pulling) or READY: others find it. Of what was published here
+                 comparing.py finds out whether it contradicts what the version is already
     ...          being withdrawn, by the steps of withdrawing.py
     HIDING       the last of them: hidden at W owners
     (draining, step 5, is the server's)
 
 A publish is one write to each key, with no barrier and no leader; owners refuse it when
 they know of a higher whole version (admission.py), and it is taken back where they did
-not. What was never whole is aborted: nobody pins it, so it is hidden with no wait. (A pin
-proves that it was whole: the mark is on W owners before a pin is written, though a shard may
-not have seen it yet.) Until HIDING the withdrawal can be taken back (`restore`): the caller's
-deadline passed.
+not. The mark that it is whole is no part of it: who waits for the version writes that beside its
+pin (groups/resolving.py), and a shard that then still sees none writes it, `mark_after` later. What
+was never whole is aborted: nobody pins it, so it is hidden with no wait. (A pin proves that it was
+whole: its writer has seen all shards ready.) Until HIDING the withdrawal can be taken back
+(`restore`): the caller's deadline passed.
 
 When the group's next generation is formed, a publication that is whole is re-issued
 under its id with the new generation; one that is not is aborted (`Aborted`). Whether it
 is, the owners decide: all shards ask for the mark, and one that aborted makes it refused.
 What is being withdrawn then goes on, with the generation in which it began.
+
+Of two publications of one version whose bytes differ the higher one is hidden at once
+(`Contradicted`), with no withdrawal: what is retained of the version is the lower one. Its id is
+not used again, so what its hidden record says of its content stays true.
 """
 
 from __future__ import annotations
@@ -41,7 +47,7 @@ from tensorhub_p2p.protocol.directory.records import (
     versions_key,
 )
 from tensorhub_p2p.protocol.identity import Generation, PeerId, Publication, Slot
-from tensorhub_p2p.protocol.machine import Event, Outbox
+from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
 from tensorhub_p2p.protocol.messages import (
     HolderRecord,
     KeepAnswer,
@@ -54,6 +60,7 @@ from tensorhub_p2p.protocol.messages import (
 from tensorhub_p2p.protocol.retention.custody import Custody
 from tensorhub_p2p.protocol.retention.held import REVOCABLE, Held, RefState
 from tensorhub_p2p.protocol.retention.needs import Need, need
+from tensorhub_p2p.protocol.shards.comparing import Comparing, content_of
 from tensorhub_p2p.protocol.shards.withdrawing import Orders, Surroundings, Withdrawal
 
 NOT_WHOLE = Refused("not all shards are ready", None)
@@ -104,6 +111,14 @@ class Aborted(Event):
         self.publication = publication
 
 
+class Contradicted(Event):
+    """What was published is hidden: `standing`, lower and of the same version, has other bytes."""
+
+    def __init__(self, publication: Publication, standing: Publication) -> None:
+        self.publication = publication
+        self.standing = standing
+
+
 class References:
     """The slot's references."""
 
@@ -126,15 +141,20 @@ class References:
         self._versions_key = versions_key(slot.group.model)
         self._inquiry = Inquiry(self._records, self._versions_key, self._on_registers)
         self._own_shards = Inquiry(
-            self._records, self._versions_key, self._on_registers, near=slot.group.replica
+            self._records, self._versions_key, self._on_own_shards, near=slot.group.replica
         )
         """The same, of what the own replica's shards wrote: all of it lies in one bucket."""
         self._doing: Callable[[float, Need], None] = self._after_announcing
         """What the versions key is being read for."""
+        self._mark_at: float | None = None
+        """When to look whether what was published is whole, and marked so."""
+        self._config = config
         self._lost: tuple[str, ...] = ()
         self.disowned = False
         """Who brought it was never told that others find it here, and may drop it any time."""
         self.withdrawal = Withdrawal(self, custody, config, self._around)
+        interval = custody.config.look_interval
+        self.comparing = Comparing(self, custody.records, custody.liveness, interval)
 
     # --- holding ---
 
@@ -150,11 +170,15 @@ class References:
                 return
             self.state = RefState.HELD
             self.outbox.emit(Announced(held.publication, held.phase))
-            # The shard that is ready last sees all of them, and marks the version whole.
-            self._doing = self._after_announcing
-            self._own_shards.look_anew(now)
+            self._mark_at = now + self._config.mark_after
 
         self.write(now, held.phase, then)
+
+    def _look_whole(self, now: float) -> None:
+        """The shard that was ready last sees all of them."""
+        self._mark_at = None
+        self._doing = self._after_announcing
+        self._own_shards.look_anew(now)
 
     def _refused(self, now: float, publication: Publication, refused: Refused) -> None:
         because = refused.because.value if refused.because else None
@@ -168,12 +192,9 @@ class References:
         elif found.whole:
             self._mark(now, self._marked_after_announcing)
 
-    def _marked_after_announcing(self, now: float, marked: bool) -> None:
+    def _marked_after_announcing(self, _now: float, marked: bool) -> None:
         if marked:
             self.is_whole()
-            # The record proves that the mark is on W owners: whoever resolves need not write it.
-            if self.held is not None:
-                self._write_version(now, self.held.phase, lambda _now, _refused: None)
 
     def _mark(self, now: float, then: Callable[[float, bool], None]) -> None:
         """Mark it whole, which the owners refuse if one of its shards was withdrawn."""
@@ -196,9 +217,21 @@ class References:
     @property
     def knows_whole(self) -> bool:
         """Whether it knows of what it holds whether it was whole; of what it pulled, it does."""
+        return not self.is_own or (self.held is not None and self.held.was_whole)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether what is held was published here."""
         held = self.held
-        own = held is not None and held.publication.replica == self.slot.group.replica
-        return not own or (held is not None and held.was_whole)
+        return held is not None and held.publication.replica == self.slot.group.replica
+
+    @property
+    def content(self) -> bytes:
+        """What was published here consists of this (comparing.py); b"" if that isn't known yet."""
+        held, server = self.held, self._around.server()
+        if held is None or server is None or server.publication != held.publication:
+            return b""
+        return content_of(server) if self.is_own else b""
 
     def find_out_whole(self, now: float, then: Callable[[float], None]) -> None:
         """Mark it, if all its shards are ready now; `then` once that is known."""
@@ -250,6 +283,7 @@ class References:
         elif self.state is RefState.HELD and self.held.was_whole:
             self._rewrite(now)
         elif self.state is RefState.HELD:
+            self._mark_at = None
             self._doing = self._after_new_generation
             self._inquiry.look_anew(now)
 
@@ -271,6 +305,27 @@ class References:
         assert held is not None
         self.drop(now)
         self.outbox.emit(Aborted(held.publication))
+
+    # --- what comparing.py finds ---
+
+    def look_at_digests(self, now: float) -> None:
+        """Some may have been taken."""
+        self.withdrawal.look_at_digests(now)
+        self.comparing.look_at_digests(now)
+
+    def say_content(self, now: float) -> None:
+        """Others want to compare theirs with it."""
+        assert self.held is not None
+        self._write_version(now, self.held.phase, lambda _now, _refused: None)
+
+    def contradicted(self, now: float, standing: Publication) -> None:
+        """A lower publication of the version has other bytes: this one is nobody's any more."""
+        held = self.held
+        assert held is not None
+        self._end_wait(now)
+        self.write(now, Phase.HIDDEN, lambda _now, _refused: None, final=True)
+        self._forget()
+        self.outbox.emit(Contradicted(held.publication, standing))
 
     # --- giving up ---
 
@@ -362,11 +417,21 @@ class References:
         self.state = RefState.EMPTY
 
     def _end_wait(self, now: float) -> None:
+        self._mark_at = None
         self._inquiry.stop()
         self._own_shards.stop()
+        self.comparing.stop()
         self.withdrawal.stop(now)
 
+    def _on_own_shards(self, now: float, registers: Registers) -> None:
+        self._sum_up(now, registers)
+        self.comparing.saw_near(now, registers)
+
     def _on_registers(self, now: float, registers: Registers) -> None:
+        self._sum_up(now, registers)
+        self.comparing.saw(now, registers)
+
+    def _sum_up(self, now: float, registers: Registers) -> None:
         held = self.held
         if held is not None:
             found = need(registers, (), held.publication, self.me, self.slot, self._liveness)
@@ -384,23 +449,44 @@ class References:
         then: Callable[[float, Refused | None], None],
         *,
         kept: bool = False,
+        final: bool = False,
     ) -> None:
         """Both registers; `then` is called once, when both are written or one was refused.
 
         A later write replaces this one: then nobody is told how it ended. `kept`: somebody
-        else has promised to keep it.
+        else has promised to keep it. `final`: its id isn't used again, as
+        that of one that was whole.
         """
+        written = _both(then)
+        self._write_version(now, phase, written, kept=kept, final=final)
+        self._write_holder(now, phase, written)
+
+    def write_and_look(
+        self,
+        now: float,
+        phase: Phase,
+        then: Callable[[float, Refused | None, Registers | None], None],
+    ) -> None:
+        """`write`, and see what the versions key's owners hold then, if they say so at once."""
+        seen: Registers | None = None
+
+        def looked(now: float, refused: Refused | None, registers: Registers | None) -> None:
+            nonlocal seen
+            seen = registers
+            written(now, refused)
+
+        written = _both(lambda now, refused: then(now, refused, seen))
+        name, counter = slot_name(self.slot), self.generation.counter
+        version = self._version(phase)
+        self._records.write_and_look(now, self._versions_key, name, counter, version, looked)
+        self._write_holder(now, phase, written)
+
+    def _write_holder(
+        self, now: float, phase: Phase, then: Callable[[float, Refused | None], None]
+    ) -> None:
+        """The register at the holders key."""
         held, around = self.held, self._around
         assert held is not None
-        pending = 2
-
-        def written(now: float, refused: Refused | None) -> None:
-            nonlocal pending
-            if pending > 0:
-                pending = 0 if refused is not None else pending - 1
-                if pending == 0:
-                    then(now, refused)
-
         holder = HolderRecord(
             self.slot,
             held.publication,
@@ -410,10 +496,9 @@ class References:
             spot=around.spot,
             offload=around.offload,
         )
-        self._write_version(now, phase, written, kept=kept)
         key = holders_key(self.slot.group.model, self.slot.shard)
         name, counter = slot_name(self.slot), self.generation.counter
-        self._records.write(now, key, name, counter, holder, written)
+        self._records.write(now, key, name, counter, holder, then)
 
     def _write_version(
         self,
@@ -422,11 +507,19 @@ class References:
         then: Callable[[float, Refused | None], None],
         *,
         kept: bool = False,
+        final: bool = False,
     ) -> None:
         """The register at the versions key."""
+        name, counter = slot_name(self.slot), self.generation.counter
+        version = self._version(phase, kept=kept, final=final)
+        self._records.write(now, self._versions_key, name, counter, version, then)
+
+    def _version(self, phase: Phase, *, kept: bool = False, final: bool = False) -> VersionRecord:
         held, around = self.held, self._around
         assert held is not None
-        version = VersionRecord(
+        # What stays of an id that may be used again, with other bytes, says nothing of them.
+        says_content = final or held.was_whole or phase is not Phase.HIDDEN
+        return VersionRecord(
             self.slot,
             held.num_shards,
             held.publication,
@@ -436,9 +529,8 @@ class References:
             spot=around.spot,
             offload=around.offload,
             kept=kept,
+            digests=self.content if says_content else b"",
         )
-        name, counter = slot_name(self.slot), self.generation.counter
-        self._records.write(now, self._versions_key, name, counter, version, then)
 
     # --- promises, messages, time ---
 
@@ -460,13 +552,32 @@ class References:
             self.withdrawal.receive(now, sender, message)
 
     def tick(self, now: float) -> None:
+        if self._mark_at is not None and now >= self._mark_at:
+            self._look_whole(now)
         self.withdrawal.tick(now)
+        self.comparing.tick(now)
 
     def next_wakeup(self) -> float | None:
-        return self.withdrawal.next_wakeup()
+        return earliest(self._mark_at, self.withdrawal.next_wakeup(), self.comparing.next_wakeup())
 
     def waiting_for(self) -> str:
         """For the error of whoever runs into a deadline."""
         if self.state in REVOCABLE:
             return self.withdrawal.waiting_for()
         return self.state.value
+
+
+def _both(
+    then: Callable[[float, Refused | None], None],
+) -> Callable[[float, Refused | None], None]:
+    """Called for each of two writes: `then` once, after both or the first refusal."""
+    pending = 2
+
+    def written(now: float, refused: Refused | None) -> None:
+        nonlocal pending
+        if pending > 0:
+            pending = 0 if refused is not None else pending - 1
+            if pending == 0:
+                then(now, refused)
+
+    return written

@@ -128,7 +128,10 @@ class Retractions:
 
 
 class RetractionWatch:
-    """Of one handle. `then(now)` is called when what it serves turns out to be retracted."""
+    """Of one handle. `then(now)` is called when what it serves turns out to be retracted.
+
+    `saw(now, registers)` gets whatever was read for that, too.
+    """
 
     def __init__(
         self,
@@ -136,9 +139,11 @@ class RetractionWatch:
         records: Records,
         interval: float,
         then: Callable[[float], None],
+        saw: Callable[[float, Registers], None],
     ) -> None:
         self._interval = interval
         self._then = then
+        self._saw = saw
         self._inquiry = Inquiry(records, versions_key(model), self._on_registers)
         self._publication: Publication | None = None
         self._look_at: float | None = None
@@ -147,11 +152,16 @@ class RetractionWatch:
         """It has readers of this one; None: it has none."""
         if publication == self._publication:
             return
-        self._publication = publication
-        self._inquiry.stop()
-        self._look_at = now if publication is not None else None
+        self._publication, self._look_at = publication, None
+        if publication is not None:
+            self._look(now)  # at once: a reader of little is gone soon
+
+    def _look(self, now: float) -> None:
+        self._look_at = now + self._interval
+        self._inquiry.look(now)
 
     def _on_registers(self, now: float, registers: Registers) -> None:
+        self._saw(now, registers)
         publication = self._publication
         bad = {(value.epoch, value.version) for _, value in values(registers, Retraction)}
         if publication is not None and publication.order in bad:
@@ -159,8 +169,7 @@ class RetractionWatch:
 
     def tick(self, now: float) -> None:
         if self._look_at is not None and now >= self._look_at:
-            self._look_at = now + self._interval
-            self._inquiry.look(now)
+            self._look(now)
 
     def next_wakeup(self) -> float | None:
         return self._look_at

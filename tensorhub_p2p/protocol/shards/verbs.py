@@ -39,11 +39,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Holder:
-    """Somebody who has a shard of a publication, for a pull to read from."""
+    """Somebody who has a shard of a version, for a pull to read from."""
 
     peer: PeerId
     slot: Slot
     phase: Phase
+    publication: Publication
+    """The one that is followed, or another one of the same version."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class StopDigests(Event):
 
 @dataclass(frozen=True)
 class PublicationLost(Event):
-    """The slot's publication was aborted, as it was not whole when its generation ended."""
+    """The slot's publication was aborted, as it was not whole when its generation ended; or it was
+    contradicted, as its version has other bytes."""
 
     slot: Slot
     publication: Publication

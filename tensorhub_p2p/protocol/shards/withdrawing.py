@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.directory.records import Refused, versions_key
+from tensorhub_p2p.protocol.directory.records import Refused, Registers, versions_key
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event, earliest
 from tensorhub_p2p.protocol.messages import GenerationRecord, KeepAsk, Message, Phase
@@ -223,19 +223,18 @@ class Withdrawal:
 
     def _mark(self, now: float) -> None:
         self._become(RefState.MARKING)
-        self._references.write(now, Phase.WITHDRAWING, self._on_marked)
+        self._references.write_and_look(now, Phase.WITHDRAWING, self._on_marked)
 
-    def _on_marked(self, now: float, _refused: Refused | None) -> None:
-        self._watch = self._custody.records.watch(now, self._key, self._look)
-        self._judge(now)
+    def _on_marked(self, now: float, _refused: Refused | None, seen: Registers | None) -> None:
+        self._judge(now, seen)
 
-    def _judge(self, now: float) -> None:
+    def _judge(self, now: float, seen: Registers | None = None) -> None:
         self._become(RefState.JUDGING)
         self._retry_at = now + 4 * self._config.retry_interval
-        self._needs.look(now)
+        self._needs.look(now, seen=seen)
 
     def _look(self, now: float) -> None:
-        """The versions key changed, or may have."""
+        """The versions key changed, or may have, pins too."""
         if self.state in {RefState.JUDGING, RefState.WAITING}:
             self._retry_at = now + 4 * self._config.retry_interval
             self._needs.look(now, anew=self.state is RefState.WAITING)
@@ -457,6 +456,9 @@ class Withdrawal:
             return
         self._custody.reserve.release((self._references.slot, self._held.publication))
         self._become(RefState.WAITING)
+        if self._watch is None:
+            # What changed before the owners know of the watch is seen by the look to come.
+            self._watch = self._custody.records.watch(now, self._key, self._look, pins=True)
         self._retry_at = self._ask_from = now + 4 * self._config.retry_interval
         self._leave_list_early(now)
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from math import inf
 
-from tensorhub_p2p.protocol.identity import Generation, Group, Publication
+from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication
 from tensorhub_p2p.sim.checks import Check
 from tensorhub_p2p.sim.cluster.history import (
     Answered,
@@ -36,6 +36,11 @@ class ClusterCheck(Check):
         self.cluster = sim
         self.calm_since = inf
         """When the faults were over; infinity: not yet."""
+        self.resting_since = inf
+        """Since when nobody has anything to do; infinity: not yet."""
+        self.together_since = -inf
+        """When all that run saw each other again after the cuts; minus infinity: there are none,
+        infinity: not yet."""
 
     def on_fact(self, now: float, fact: Fact) -> None:
         """Something happened to a handle."""
@@ -47,6 +52,14 @@ class ClusterCheck(Check):
 
     def on_probe(self, now: float, probe: Probed) -> None:
         """Somebody read or wrote the bare directory."""
+
+    def are_cut_off(self, one: PeerId, other: PeerId) -> bool:
+        """There is a cut, or was one, and by the account of one of them the other isn't there."""
+        cut = any(rule.effect.cuts for rule in self.network.weather.rules())
+        if not cut and self.network.cut_until == -inf:
+            return False
+        first, second = self.cluster.process(one), self.cluster.process(other)
+        return other not in first.responsive() or one not in second.responsive()
 
 
 class Voids:

@@ -92,8 +92,8 @@ class Lively(ClusterCheck):
     def waiting(self) -> list[str]:
         """Jobs that did nothing new since then."""
         elastic = {job.slot for job in self.cluster.jobs if job.kind == "elastic"}
-        scribes = {job.slot for job in self.cluster.jobs if job.kind == "scribe"}
-        missing = self._slots() - elastic - scribes - self._done
+        idle = {job.slot for job in self.cluster.jobs if job.kind in ("scribe", "wisher")}
+        missing = self._slots() - elastic - idle - self._done
         return sorted(map(str, missing)) + ["elastic"] * bool(elastic and not self._done_elastic)
 
     def conclude(self) -> None:

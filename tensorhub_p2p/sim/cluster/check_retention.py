@@ -2,7 +2,8 @@
 
 Rules of this file: those of checks.py. What is there is seen in the memory of the processes:
 tokens that are a publisher's, and may be read by others. What is wanted is what users said
-when they opened their handles. Neither the directory nor any machine is asked.
+when they opened their handles. Neither the directory nor any machine is asked, but for one
+thing: whether a process has heard what users in other zones want.
 """
 
 from __future__ import annotations
@@ -42,8 +43,6 @@ DEATH_TAKES = 15.0
 """Seconds after which everybody has noticed a crash."""
 FREEING_TAKES = 5.0
 """Seconds at most from the look that found a copy unneeded until it is freed, if nobody slept."""
-NEWS_TAKES = 12.0
-"""Seconds in which another zone has heard what is wanted: after zones met it takes its time."""
 FREED_WITHIN = 15.0
 """Seconds of calm in which a copy that nobody needs is freed."""
 
@@ -77,6 +76,38 @@ class Wishes:
     def _end(self, now: float, handle: HandleId) -> None:
         if handle in self.all:
             self.all[handle].ended = min(now, self.all[handle].ended)
+
+
+class Heard:
+    """Since when each process knows what users in other zones want, by its own account."""
+
+    def __init__(self, sim: ClusterSim, wishes: Wishes) -> None:
+        self._sim = sim
+        self._wishes = wishes
+        self._since: dict[tuple[PeerId, HandleId], float] = {}
+
+    def listen(self, now: float, peer: PeerId) -> None:
+        """Look what this process knows now."""
+        told = dict(self._sim.process(peer).wanted_elsewhere(MODEL))
+        for wish in self._wishes.all.values():
+            said, key = told.get(self.zone(wish.handle.peer)), (peer, wish.handle)
+            all_of_it = (
+                said is not None
+                and said.newest >= wish.retain.newest
+                and set(said.versions) >= set(wish.retain.versions)
+            )
+            if all_of_it:
+                self._since.setdefault(key, now)
+            else:
+                self._since.pop(key, None)
+
+    def known_since(self, peer: PeerId, wish: Wish) -> float:
+        """Infinity: it has not heard. In the own zone what is on record counts as heard."""
+        near = self.zone(wish.handle.peer) == self.zone(peer)
+        return wish.began if near else self._since.get((peer, wish.handle), inf)
+
+    def zone(self, peer: PeerId) -> str:
+        return self._sim.process(peer).info.zone
 
 
 class Bad:
@@ -156,6 +187,7 @@ class RetainedStays(MemoryCheck):
     def __init__(self, sim: ClusterSim) -> None:
         super().__init__(sim)
         self._wishes = Wishes()
+        self._heard = Heard(sim, self._wishes)
         self._bad = Bad()
         self._published: dict[Publication, set[HandleId]] = defaultdict(set)
         self._whole: set[Order] = set()
@@ -182,6 +214,7 @@ class RetainedStays(MemoryCheck):
         elif isinstance(fact, Withdraws):
             self._withdraws[fact.handle] = now
             self._published[fact.publication].discard(fact.handle)
+            self._heard.listen(now, fact.handle.peer)
         elif isinstance(fact, Lost):
             self._told.add((fact.handle, fact.publication))
             self._published[fact.publication].discard(fact.handle)
@@ -246,15 +279,16 @@ class RetainedStays(MemoryCheck):
         newer = sum(other > order for other in self._safe)
         for wish in self._wishes.all.values():
             there = not self.network.host(wish.handle.peer).is_gone
-            far = self._zone(wish.handle.peer) != self._zone(peer)
-            known = wish.began + (NEWS_TAKES if far else 0.0)
-            stands = there and known <= since and wish.ended >= now
+            known = self._heard.known_since(peer, wish) <= since
+            stands = there and known and wish.ended >= now
             if stands and (newer < wish.retain.newest or order[1] in wish.retain.versions):
                 return wish
         return None
 
-    def _zone(self, peer: PeerId) -> str:
-        return self.cluster.process(peer).info.zone
+    def look(self) -> None:
+        if len(self.cluster.zones) > 1:
+            for host in self.awake():
+                self._heard.listen(self.network.now, host.peer_id)
 
     def _is_excused(self, since: float, same: list[There], handle: HandleId, wish: Wish) -> bool:
         for copy in same:

@@ -6,6 +6,7 @@ Rules of this file: those of checks.py.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from math import inf
 
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication
@@ -34,6 +35,9 @@ from tensorhub_p2p.sim.cluster.history import (
 from tensorhub_p2p.sim.cluster.linear import Op, check, newest
 from tensorhub_p2p.sim.cluster.programs import PROBE_KEY
 from tensorhub_p2p.sim.cluster.stage import ClusterSim
+
+COUNTED = 12
+"""Calls for "latest" that are judged after a cut."""
 
 
 class WholeOnly(ClusterCheck):
@@ -92,10 +96,11 @@ class KeptForCalls(ClusterCheck):
     """When a call is first answered, nobody has let go the last copy of any shard of the answer.
 
     Nor does anybody do so later while a member of the group still pulls that shard, before the
-    deadline of who gives it up. That is what pins are for. They end with the declared death of who
-    leads the group, with the call and with its generation, and do not hold back who
-    crashes: a copy that is gone without a word counts as one that is there. Versions that were
-    taken back as bad are kept for nobody.
+    deadline of who gives it up, unless his user forces it. That is what pins are for. They end with
+    the declared death of who leads the group, with the call and with its generation, and do not
+    hold back who crashes: a copy that is gone without a word counts as one that is there. Nor do
+    they hold back those of whom the leader is cut off. Versions that were taken back as bad are
+    kept for nobody.
     """
 
     def __init__(self, sim: ClusterSim) -> None:
@@ -177,7 +182,8 @@ class KeptForCalls(ClusterCheck):
         gone = any(self.network.host(peer).is_gone for peer in (leader, puller.peer))
         over = (group, record.generation) in self._over
         void = answer.call in self._voids.of(group, record.generation)
-        return not (gone or over or void or leader in self._declared_dead)
+        apart = leader in self._declared_dead or self.are_cut_off(leader, handle.peer)
+        return not (gone or over or void or apart)
 
     def _judge(self, now: float, fact: Answered, record: GenerationRecord) -> None:
         key = (fact.handle.slot.group, record.generation, fact.call)
@@ -189,12 +195,20 @@ class KeptForCalls(ClusterCheck):
             return
         for shard in range(fact.num_shards):
             spans = self._offers.of(fact.publication, shard)
-            ends = [span.ended for span in spans + self._copies[fact.publication, shard]]
-            if max(ends, default=-inf) < now:
+            spans = spans + self._copies[fact.publication, shard]
+            last = max(spans, key=lambda span: span.ended, default=None)
+            forced = last is not None and (last.handle, fact.publication) in self._told
+            if last is None or (last.ended < now and not forced and not self._cut(leader, last)):
                 raise Violation(
                     f"{fact.handle} got {fact.publication}, of whose shard {shard} the last copy "
-                    f"was let go at {max(ends, default=-inf):.3f}"
+                    f"was let go at {last.ended if last else -inf:.3f}"
                 )
+
+    def _cut(self, leader: PeerId, last: Span) -> bool:
+        """The leader goes by what is on record on its side of a cut."""
+        holder = last.handle.peer
+        gone = self.network.host(holder).is_gone
+        return not gone and self.are_cut_off(leader, holder)
 
 
 class NotLost(ClusterCheck):
@@ -202,7 +216,8 @@ class NotLost(ClusterCheck):
 
     Each register of the probe key is a regular one: a read returns the last write that had
     ended when it began, or a later one that had begun when it ended. Only what no process
-    that is there holds any more may be missing.
+    that is there holds any more may be missing. After cuts this holds for reads that begin once
+    all see each other again.
     """
 
     def __init__(self, sim: ClusterSim) -> None:
@@ -213,6 +228,8 @@ class NotLost(ClusterCheck):
 
     def on_probe(self, now: float, probe: Probed) -> None:
         if probe.values is not None:
+            if probe.began < self.together_since:
+                return
             for writer in self._begun:
                 self._judge(probe, writer, probe.values.get(writer, 0))
         elif probe.ended:
@@ -247,6 +264,9 @@ class Linear(ClusterCheck):
     whose publishers are never taken for dead. `whole` begins when the last shard began to
     publish and ends when the last one returned; `resolve` of one call begins with the first
     member's asking and ends with its first answer.
+
+    In a cut each side resolves what it sees. Once all see each other again, whatever was published
+    on any side counts, and calls that begin from then on are in one order with it.
     """
 
     def __init__(self, sim: ClusterSim) -> None:
@@ -254,26 +274,34 @@ class Linear(ClusterCheck):
         self._asking = Asking()
         self._resolved: dict[tuple[Group, Generation, int], Op] = {}
         self._begun: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
-        self._done: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
-        self._publishes: dict[HandleId, Began] = {}
+        self._done: dict[Publication, dict[int, float]] = defaultdict(dict)
         self._publishers: set[PeerId] = set()
         self.is_void = False
         """A publisher that lives was taken for dead: what is hidden can't be found."""
 
     def on_event(self, peer: PeerId, event: Event) -> None:
+        if self.network.now < self.together_since:
+            return
         if isinstance(event, MemberChanged) and event.member.peer_id in self._publishers:
             self.is_void = self.is_void or event.member.status is Status.DEAD
+
+    @property
+    def waiting(self) -> list[str]:
+        """After cuts there have to be calls that count."""
+        enough = self.together_since == -inf or len(self._counted()) >= COUNTED
+        return [] if enough or self.is_void else ["calls for the latest"]
+
+    def _counted(self) -> list[Op]:
+        return [op for op in self._resolved.values() if op.called >= self.together_since]
 
     def on_fact(self, now: float, fact: Fact) -> None:
         self._asking.on_fact(now, fact)
         if isinstance(fact, Began) and fact.verb == "publish":
             self._publishers.add(fact.handle.peer)
-            self._publishes[fact.handle] = fact
             key = (fact.handle.slot.group.replica, fact.version)
             self._begun[key].setdefault(fact.handle.slot.shard, now)
-        elif isinstance(fact, Ended) and fact.verb == "publish" and fact.error is None:
-            key = (fact.handle.slot.group.replica, self._publishes[fact.handle].version)
-            self._done[key][fact.handle.slot.shard] = now
+        elif isinstance(fact, Ended) and fact.verb == "publish" and fact.publication is not None:
+            self._done[fact.publication][fact.handle.slot.shard] = now
         elif isinstance(fact, Answered) and fact.generation is not None:
             self._answered(now, fact)
             self._asking.answered(fact.handle)
@@ -286,19 +314,27 @@ class Linear(ClusterCheck):
             self._resolved[key] = Op(str(group), began, now, "resolve", version)
 
     def history(self) -> list[Op]:
-        """All operations so far."""
-        ops = list(self._resolved.values())
+        """All operations that count."""
+        ops = self._counted()
         num_shards = {job.replica: job.num_shards for job in self.cluster.jobs}
         for (replica, version), begun in self._begun.items():
             if len(begun) == num_shards[replica]:
-                done = self._done[replica, version]
-                ended = max(done.values()) if len(done) == len(begun) else inf
+                ended = min(self._ends(replica, version, num_shards[replica]), default=inf)
                 ops.append(Op(replica, max(begun.values()), ended, "whole", version))
         return ops
+
+    def _ends(self, replica: str, version: int, num_shards: int) -> Iterator[float]:
+        """When all shards of it had returned: of one publication, as groups may have been cut."""
+        for publication, done in self._done.items():
+            same = (publication.replica, publication.version) == (replica, version)
+            if same and len(done) == num_shards:
+                yield max(done.values())
 
     def conclude(self) -> None:
         if self.is_void:
             return
+        if self.waiting:
+            raise Violation(f"since all see each other there were {len(self._counted())} calls")
         found = check(self.history(), -1, newest)
         if found is not None:
             raise Violation(f"publish and resolve are not linearizable: {found}")

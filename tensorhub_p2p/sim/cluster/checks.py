@@ -11,6 +11,7 @@ whole, held or withdrawn it reckons from the calls that users made (accounts.py)
     Fenced               generations and answers     anything new from a replaced one (G7)
     WholeOnly            what was published when     an answer that never was whole (G3)
     NeverBackwards       answers, by handle          "latest" below an earlier one (G4)
+    Remembers            answers, by group           the same, by those who came after (G4)
     KeptForCalls         who had what when           an answer that nobody has any more
     RightBytes           tensors, before and after   other bytes (G1)
     NoDigestAfterHiding  digests                     one of what was taken back (G1)
@@ -19,12 +20,13 @@ whole, held or withdrawn it reckons from the calls that users made (accounts.py)
     MemoryEndsFree       the same, in the calm       a kept copy that nobody needs
     Deadlines            calls                       one that ends late (G8)
     Lively               calls in the calm           a job that gets nothing done
+    Quiet                messages at rest            more than it takes to see each other
 
 and in runs with no cut:
 
     Retracted            answers                     one that had been taken back as bad
 
-and in runs with no cut, where nobody is wrongly taken for dead:
+and in runs in which trainers take turns, from when all see each other again after cuts:
 
     NotLost              a probe key                 a read that misses a finished write
     Linear               publishes and answers       an order that no sequence explains (G5)
@@ -39,6 +41,7 @@ from collections.abc import Callable
 from tensorhub_p2p.sim.cluster.accounts import ClusterCheck
 from tensorhub_p2p.sim.cluster.check_bytes import Drains, NoDigestAfterHiding, RightBytes
 from tensorhub_p2p.sim.cluster.check_calls import Deadlines, Lively
+from tensorhub_p2p.sim.cluster.check_floors import Remembers
 from tensorhub_p2p.sim.cluster.check_groups import (
     Fenced,
     NobodyUnaware,
@@ -46,6 +49,7 @@ from tensorhub_p2p.sim.cluster.check_groups import (
     SameAnswer,
 )
 from tensorhub_p2p.sim.cluster.check_retention import MemoryEndsFree, RetainedStays, Retracted
+from tensorhub_p2p.sim.cluster.check_traffic import Quiet
 from tensorhub_p2p.sim.cluster.check_versions import (
     KeptForCalls,
     Linear,
@@ -57,6 +61,7 @@ from tensorhub_p2p.sim.cluster.stage import ClusterSim
 
 __all__ = [
     "EVERY_RUN",
+    "HEALED",
     "STEADY",
     "UNCUT",
     "ClusterCheck",
@@ -72,6 +77,8 @@ __all__ = [
     "NobodyUnaware",
     "NotLost",
     "OneGeneration",
+    "Quiet",
+    "Remembers",
     "RetainedStays",
     "Retracted",
     "RightBytes",
@@ -85,6 +92,7 @@ EVERY_RUN: tuple[Callable[[ClusterSim], ClusterCheck], ...] = (
     NobodyUnaware,
     WholeOnly,
     NeverBackwards,
+    Remembers,
     RightBytes,
     NoDigestAfterHiding,
     KeptForCalls,
@@ -92,6 +100,7 @@ EVERY_RUN: tuple[Callable[[ClusterSim], ClusterCheck], ...] = (
     Drains,
     Deadlines,
     Lively,
+    Quiet,
     RetainedStays,
     MemoryEndsFree,
 )
@@ -99,3 +108,5 @@ UNCUT: tuple[Callable[[ClusterSim], ClusterCheck], ...] = (*EVERY_RUN, Retracted
 """For runs with no partition."""
 STEADY: tuple[Callable[[ClusterSim], ClusterCheck], ...] = (*UNCUT, NotLost, Linear)
 """For runs with no partition, in which trainers take turns."""
+HEALED: tuple[Callable[[ClusterSim], ClusterCheck], ...] = (*EVERY_RUN, NotLost, Linear)
+"""For runs in which trainers take turns, with partitions."""

@@ -1,4 +1,4 @@
-"""What goes wrong only where there are jobs: the cast changes.
+"""What goes wrong only where there are jobs: the cast changes, and news come late.
 
 Rules of this file. Faults as values, as in sim/faults.py, which has those of computers and
 networks; these are of those who start and end processes.
@@ -6,6 +6,7 @@ networks; these are of those who start and end processes.
     Grow       one more process joins, for good
     Leave      a process closes its handles and leaves; at the end a new one starts there
     Replace    the job controller takes a process for lost that isn't: two do its job
+    Late       what one process tells another comes late, and comes twice
 """
 
 from __future__ import annotations
@@ -31,9 +32,7 @@ from tensorhub_p2p.sim.faults import (
     Stage,
     Stall,
 )
-
-ANY_WEATHER: tuple[type[Fault], ...] = (Crash, Crash, Pause, Stall, Slow, Burst)
-CUTS: tuple[type[Fault], ...] = (Partition, Partition, Clog)
+from tensorhub_p2p.sim.link import Link
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,27 @@ class Replace(Fault):
         return lambda: None
 
 
+@dataclass(frozen=True)
+class Late(Fault):
+    """What the process at this place sends to one other takes up to `delay` seconds, out of order,
+    and half of it arrives twice."""
+
+    place: int
+    to: int
+    delay: float
+
+    def begin(self, stage: Stage) -> End:
+        links, pair = stage.network.links, (stage.peers[self.place], stage.peers[self.to])
+        links[pair] = Link((0.0005, self.delay), duplicate=0.5)
+
+        def end() -> None:
+            links.pop(pair, None)
+
+        return end
+
+
+ANY_WEATHER: tuple[type[Fault], ...] = (Crash, Crash, Pause, Stall, Slow, Burst, Late)
+CUTS: tuple[type[Fault], ...] = (Partition, Partition, Clog)
 CAST: tuple[type[Fault], ...] = (Grow, Leave, Replace)
 COMING_AND_GOING: tuple[type[Fault], ...] = (Grow, Grow, Leave, Crash)
 
@@ -117,10 +137,13 @@ def _spare(fault: Fault, spared: int, peers: int) -> Fault:
 
 
 def _draw(generator: Generator, kind: type[Fault]) -> Fault:
-    if kind not in CAST:
+    if kind not in (*CAST, Late):
         return generator.draw(kind)
     rng, duration = generator.rng, generator.duration
     at, place = round(rng.uniform(0, duration * 0.8), 2), rng.randrange(generator.peers)
+    if kind is Late:
+        to = (place + rng.randrange(1, generator.peers)) % generator.peers
+        return Late(at, round(duration - at, 2), place, to, round(rng.uniform(0.05, 1.0), 2))
     if kind is Leave:
         return Leave(at, round(rng.uniform(1.0, 4.0), 2), place)
     return Grow(at, inf) if kind is Grow else Replace(at, inf, place)

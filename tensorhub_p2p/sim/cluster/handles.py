@@ -22,6 +22,7 @@ from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.groups.selection import newer_than, selector_of
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.protocol.messages import GenerationRecord, Question, Retain
+from tensorhub_p2p.protocol.shards.attempts import Attempts
 from tensorhub_p2p.protocol.shards.shard import ShardNode
 from tensorhub_p2p.protocol.shards.verbs import Answer
 from tensorhub_p2p.sim.cluster.history import (
@@ -87,11 +88,8 @@ class SimHandle:
         self._export: Export | None = None
         self._serves: Publication | None = None
         """What others find here, in whole or in part."""
-        self._failed: Answer | None = None
-        """The call whose pull failed last, as long as it may be asked again."""
-        self._stalled = 0.0
-        self._furthest = 0
-        """Seconds for which attempts at it got nothing, one after the other."""
+        patience = peer.config.pull.unavailable_after
+        self._attempts = Attempts(patience, alone=num_shards == 1)
         self._answered_by: GenerationRecord | None = None
         """The generation that gave the last answer."""
         self._pull: SimPull | None = None
@@ -221,7 +219,8 @@ class SimHandle:
                 assert self._export is not None
                 left = max(0.01, deadline - self.peer.now)
                 yield self.announce(answer, self._export, left, complete=True)
-                self.holds, self._failed, self._arrived = answer.publication, None, None
+                self.holds, self._arrived = answer.publication, None
+                self._attempts.succeed()
             elif self.holds != answer.publication:
                 yield from self._replicate(answer, deadline)
             self.torn = False
@@ -252,7 +251,8 @@ class SimHandle:
             raise
         finally:
             self._pull = None
-        self._export, self.holds, self._failed = pull.export, answer.publication, None
+        self._export, self.holds = pull.export, answer.publication
+        self._attempts.succeed()
 
     def _has_arrived(self, answer: Answer) -> bool:
         """All of it came with the try before, which could not tell the others, and is intact."""
@@ -339,20 +339,20 @@ class SimHandle:
     ) -> None:
         self._export = pull.export or self._export
         self._arrived = answer.publication if pull.complete else None
-        if self._failed != answer:
-            self._failed, self._stalled, self._furthest = answer, 0.0, 0
-        further = pull.moved > self._furthest
-        self._furthest = max(self._furthest, pull.moved)
-        self._stalled = 0.0 if further else self._stalled + lasted
-        limit = self.peer.config.pull.unavailable_after
-        in_vain = isinstance(error, Timeout) and not further and self._stalled >= limit
-        if pull.unavailable or in_vain:
+        gives_up = self._attempts.fail(
+            answer,
+            moved=pull.moved,
+            lasted=lasted,
+            timed_out=isinstance(error, Timeout),
+            unavailable=pull.unavailable,
+        )
+        if gives_up:
             self._give_up(answer, str(error))
 
     def _leave_failed_call(self) -> None:
-        """It isn't asked again; with more shards the others decide too, whether they do."""
-        failed, self._failed = self._failed, None
-        if failed is not None and self.num_shards == 1:
+        """It isn't asked again."""
+        failed = self._attempts.leave()
+        if failed is not None:
             self._give_up(failed, "it did not ask again")
 
     def _give_up(self, answer: Answer, reason: str) -> None:
@@ -393,7 +393,7 @@ class SimHandle:
 
     def _accept_loss(self) -> None:
         if self.lost is not None and self.lost == self.holds:
-            self._note(Lost(self.id, self.lost, "it was not whole when its group broke"))
+            self._note(Lost(self.id, self.lost, "nobody finds it here any more"))
             self.holds = None
             self._close_export()
 

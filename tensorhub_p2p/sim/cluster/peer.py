@@ -30,7 +30,15 @@ from tensorhub_p2p.protocol.identity import Group, PeerId, PeerInfo, Slot
 from tensorhub_p2p.protocol.machine import Event, Outbox, Send, earliest
 from tensorhub_p2p.protocol.membership.members import MemberView
 from tensorhub_p2p.protocol.membership.swim_events import Evidence, Joined, MemberChanged
-from tensorhub_p2p.protocol.messages import Key, Message, PullOffer, Status, Value, ZoneSummary
+from tensorhub_p2p.protocol.messages import (
+    Key,
+    Message,
+    PullOffer,
+    RetainSummary,
+    Status,
+    Value,
+    ZoneSummary,
+)
 from tensorhub_p2p.protocol.node import Node
 from tensorhub_p2p.protocol.pulls.serving import DigestsWanted
 from tensorhub_p2p.protocol.shards.verbs import (
@@ -199,6 +207,10 @@ class SimPeer:
         """What this process holds of a key as one of its owners, now or formerly."""
         held = self.node.directory._owner._held.get(key)  # there is no public question
         return () if held is None else tuple(held.cells.values())
+
+    def wanted_elsewhere(self, model: str) -> list[tuple[str, RetainSummary]]:
+        """By zone: what this process has heard that users in other zones want kept."""
+        return self.node.retained.elsewhere(model)
 
     # --- what its threads do ---
 

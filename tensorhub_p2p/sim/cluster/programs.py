@@ -10,10 +10,13 @@ program, and who follows a process that is gone, is stage.py's.
     follower    waits for something newer, then asks for it by number, or for the one before
     retainer    a rollout that wants versions kept, takes an old one at times, and comes anew
                 under other wishes now and then
+    herd        a rollout that gives up what it has at each beat, about when all others do
+    wisher      wants versions kept of which it holds none
     turn        one of several trainers that take turns: what is newest is never taken back
     scribe      writes a number to the bare directory, and one more, and reads all others' too
 
-Whoever is told that giving a version up would lose it for others tries again, or forces it.
+Whoever is told that giving a version up would lose it for others tries again, or forces it; in
+the calm not before `PATIENCE`, as trainers that always do it at once starve those who pull.
 A program ends when its slot was taken, or its handle closed.
 """
 
@@ -24,7 +27,7 @@ from dataclasses import dataclass, field
 
 from tensorhub_p2p.errors import RetentionLost, SlotTaken, StateError, TensorHubError, Timeout
 from tensorhub_p2p.protocol.directory.records import Registers
-from tensorhub_p2p.protocol.identity import Group, Slot
+from tensorhub_p2p.protocol.identity import Group, Publication, Slot
 from tensorhub_p2p.protocol.messages import Key, Retain, SlotClaim
 from tensorhub_p2p.sim.cluster.handles import SimHandle
 from tensorhub_p2p.sim.cluster.history import Probed
@@ -39,8 +42,12 @@ PACE = 0.25
 OPENS_WITHIN = 5.0
 FORCES = 0.5
 """How likely a worker that can't give a version up without losing it does so all the same."""
+PATIENCE = 4.0
+"""Seconds for which a worker tries again in the calm before it forces anything."""
 RETRACTS = 0.2
 """How likely a version turns out to be bad."""
+JITTER = 0.05
+"""Seconds within which those give up what they have who do so at once."""
 VERB_TIMEOUT = 4.0
 """Seconds. Short, so that many verbs meet a fault with their deadline."""
 
@@ -66,7 +73,7 @@ class Job:
     spot: bool = False
     """Its copies don't count as kept."""
     newest: int = 0
-    """Of a retainer: how many of the newest versions it wants kept."""
+    """Of a retainer or wisher: how many of the newest versions it wants kept."""
     retracts: bool = False
     """A trainer that takes some versions back as bad."""
     turn: int = 0
@@ -80,9 +87,14 @@ class Job:
 
 @dataclass
 class Board:
-    """Where trainers that take turns see which versions are whole: the application's, not ours."""
+    """What the application's processes know of each other by its own means, not by ours."""
 
+    calm: bool = False
+    """The faults are over."""
+    resting: bool = False
+    """Nobody is to do anything any more."""
     shards: dict[int, set[int]] = field(default_factory=dict)
+    """By version: which are still to be published, for trainers that take turns."""
 
     def published(self, version: int, shard: int, num_shards: int) -> None:
         self.shards.setdefault(version, set(range(num_shards))).discard(shard)
@@ -102,6 +114,9 @@ class Worker:
     board: Board
     over: bool = False
     """It has ended, for whatever reason."""
+    _refused: Publication | None = None
+    """What it can't give up, and since when."""
+    _refused_at: float = 0.0
 
     def run(self) -> Steps[None]:
         yield self.peer.joined
@@ -127,6 +142,8 @@ class Worker:
 
     def pause(self, seconds: float = PACE) -> Steps[None]:
         yield self.peer.sleep(seconds * self.peer.rng.uniform(0.5, 1.5))
+        while self.board.resting:
+            yield self.peer.sleep(1.0)
 
     def opened(self, slot: Slot | None = None, retain: Retain | None = None) -> Steps[SimHandle]:
         """An open handle, however often that takes."""
@@ -149,11 +166,18 @@ class Worker:
         """After an error a worker tries again, unless that is of no use."""
         if isinstance(error, (SlotTaken, StateError)):
             raise error
-        if isinstance(error, RetentionLost) and self.peer.rng.random() < FORCES:
+        if isinstance(error, RetentionLost) and self._forces(handle):
             try:
                 yield from handle.unpublish(VERB_TIMEOUT, force=True)
             except Timeout:
                 pass  # it still has the version, and comes here again
+
+    def _forces(self, handle: SimHandle) -> bool:
+        """Whether it gives up what it holds all the same, now that it was refused."""
+        if handle.holds != self._refused:
+            self._refused, self._refused_at = handle.holds, self.peer.now
+        waited = self.peer.now - self._refused_at
+        return self.peer.rng.random() < FORCES and (not self.board.calm or waited >= PATIENCE)
 
 
 def trainer(worker: Worker) -> Steps[None]:
@@ -233,6 +257,27 @@ def retainer(worker: Worker) -> Steps[None]:
         yield from worker.pause()
 
 
+def herd(worker: Worker) -> Steps[None]:
+    job, peer = worker.job, worker.peer
+    handle = yield from worker.opened()
+    while True:
+        try:
+            yield from handle.replicate("latest", VERB_TIMEOUT)
+            beat = (1 + int(peer.now / job.period)) * job.period
+            yield peer.sleep(beat + peer.rng.uniform(0.0, JITTER) - peer.now)
+            if handle.holds is not None:
+                yield from handle.unpublish(VERB_TIMEOUT)
+        except TensorHubError as error:
+            yield from worker.goes_on(error, handle)
+        yield from worker.pause()
+
+
+def wisher(worker: Worker) -> Steps[None]:
+    yield from worker.opened(retain=Retain(worker.job.newest, ()))
+    while True:
+        yield from worker.pause(1.0)
+
+
 def turn(worker: Worker) -> Steps[None]:
     """Version v is published by replica v mod `turns`, and taken back when v + 1 is whole."""
     job, peer, board = worker.job, worker.peer, worker.board
@@ -292,6 +337,8 @@ PROGRAMS: dict[str, Callable[[Worker], Steps[None]]] = {
     "elastic": elastic,
     "retainer": retainer,
     "follower": follower,
+    "herd": herd,
+    "wisher": wisher,
     "turn": turn,
     "scribe": scribe,
 }

@@ -10,6 +10,7 @@ and from it a schedule of faults. Then
     liveness   faults stop. Within `LIVELY_WITHIN` seconds every job must have done something
                new: trainers published, and all others replicated what was published since;
                and copies that nobody needs are freed
+    rest       in some runs all users stop then, and soon after that their processes are quiet
 
     python -m tensorhub_p2p.sim.cluster.seeds --seeds 1000 [--first 0] [--failures DIR]
 """
@@ -20,11 +21,12 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from tensorhub_p2p.config import Config, PullConfig, SwimConfig
 from tensorhub_p2p.sim.checks import Check
-from tensorhub_p2p.sim.cluster.checks import EVERY_RUN, STEADY, UNCUT, ClusterCheck
+from tensorhub_p2p.sim.cluster.checks import EVERY_RUN, HEALED, STEADY, UNCUT, ClusterCheck
 from tensorhub_p2p.sim.cluster.faults import (
     ANY_WEATHER,
     CAST,
@@ -47,6 +49,10 @@ SETTLES = 2.0
 """Seconds before the faults, in which everybody begins."""
 LIVELY_WITHIN = 30.0
 """Seconds of calm within which every job does something new."""
+UNWINDS = 8.0
+"""Seconds after which nothing is left to do, once nobody calls a verb any more."""
+RESTS = 4.0
+"""Seconds for which traffic is measured then."""
 QUICK = SwimConfig(
     probe_interval=0.4,
     probe_timeout=0.15,
@@ -99,12 +105,19 @@ class Setting:
     slow_repair: bool = False
     """Writers write again only late: what the directory forgets shows."""
     steady: bool = False
-    """Trainers take turns, so that what is newest stays; nothing happens to them, and nobody is
-    cut off. Others come and go."""
+    """Trainers take turns, so that what is newest stays; nothing happens to them, unless there are
+    `cuts`. Others come and go."""
+
+    rests: bool = False
+    """In the end nobody does anything for a while."""
 
     retainers: int = 0
+    herd: int = 0
+    """Rollouts that give up what they have all at once."""
+    wishers: int = 0
+    """Want versions kept, too, and hold none."""
     newest: int = 1
-    """How many of the newest versions retainers want kept."""
+    """How many of the newest versions retainers and wishers want kept."""
     offload_chunks: int = 0
     """Host memory that each process has for copies."""
     copy_seconds: float = 0.01
@@ -118,7 +131,8 @@ class Setting:
     @staticmethod
     def drawn(seed: int) -> Setting:
         """The setting of this seed."""
-        setting = Setting._drawn(seed)
+        rests = random.Random(f"{seed}/rest").random() < 0.3
+        setting = replace(Setting._drawn(seed), rests=rests)
         rng = random.Random(f"{seed}/retention")
         if setting.steady or rng.random() < 0.4:
             return setting
@@ -138,6 +152,8 @@ class Setting:
             keeps=setting.zones > 1 or rng.random() < 0.4,
             period=setting.period if setting.zones > 1 else rng.choice((0.4, 0.7, 1.0)),
             duration=min(8.0, setting.duration),
+            herd=int(rng.random() < 0.2),
+            wishers=int(rng.random() < 0.3),
         )
 
     @staticmethod
@@ -190,19 +206,20 @@ class Setting:
             period=rng.choice((0.3, 1.0)),
             duration=rng.choice((5.0, 8.0)),
             intensity=rng.choice((4.0, 8.0)),
-            cuts=False,
             latency=rng.choice(((0.0002, 0.002), (0.001, 0.02))),
             loss=rng.choice((0.0, 0.05, 0.2)),
             duplicate=rng.choice((0.0, 0.05)),
             reorder=rng.choice((1.0, 0.1)),
             slow_repair=rng.random() < 0.7,
             steady=True,
+            cuts=rng.random() < 0.4,
         )
 
     @property
     def peers(self) -> int:
         near = self.trainers * self.shards
-        far = (self.rollouts + self.retainers) * self.shards + self.elastic + self.follower
+        groups = self.rollouts + self.herd + self.retainers
+        far = groups * self.shards + self.elastic + self.follower + self.wishers
         if self.zones == 1:
             return near + far + self.spares
         return self.zones * (max(near, far) + max(1, self.spares // 2))
@@ -221,12 +238,14 @@ class Setting:
         jobs = []
         groups = [("turn" if self.steady else "trainer", n) for n in range(self.trainers)]
         groups += [("rollout", n) for n in range(self.rollouts)]
+        groups += [("herd", n) for n in range(self.herd)]
         groups += [("retainer", n) for n in range(self.retainers)]
         for kind, number in groups:
             for shard in range(self.shards):
                 jobs.append(self._job(kind, number, shard))
         jobs += [self._job("elastic", n, 0) for n in range(self.elastic)]
         jobs += [self._job("follower", n, 0) for n in range(self.follower)]
+        jobs += [self._job("wisher", n, 0) for n in range(self.wishers)]
         jobs += [self._job("scribe", n, 0) for n in range(2) if self.steady]
         return jobs
 
@@ -249,9 +268,17 @@ class Setting:
             retracts=self.retracts,
         )
 
+    @property
+    def checks(self) -> Sequence[Callable[[ClusterSim], ClusterCheck]]:
+        """Those that hold in such a run."""
+        if self.steady:
+            return HEALED if self.cuts else STEADY
+        return EVERY_RUN if self.cuts else UNCUT
+
     def faults(self) -> Schedule:
         """The schedule that belongs to the seed."""
-        kinds: tuple[type[Fault], ...] = (*ANY_WEATHER, *CAST, *(CUTS if self.cuts else ()))
+        kinds: tuple[type[Fault], ...] = COMING_AND_GOING if self.steady else (*ANY_WEATHER, *CAST)
+        kinds += CUTS if self.cuts else ()
         kinds += (Leave, Leave) if self.retainers else ()
         return generate(
             self.seed,
@@ -260,7 +287,7 @@ class Setting:
             self.intensity,
             zones=self.zones,
             needed=SEEDS * self.zones,
-            kinds=COMING_AND_GOING if self.steady else kinds,
+            kinds=kinds,
             spared=self.trainers * self.shards if self.steady else 0,
         )
 
@@ -293,8 +320,9 @@ class ClusterRun(SeededRun):
             copy_seconds=setting.copy_seconds,
             copy_fails=setting.copy_fails,
         )
-        wanted = self.checks or (STEADY if setting.steady else EVERY_RUN if setting.cuts else UNCUT)
-        self._checks = [check(self.sim) for check in wanted]
+        self._checks = [check(self.sim) for check in self.checks or setting.checks]
+        for check in self._checks:
+            check.together_since = inf if setting.cuts else -inf
         self.sim.history.listeners.append(self._on_fact)
         self.sim.history.probers.append(self._on_probe)
 
@@ -313,6 +341,8 @@ class ClusterRun(SeededRun):
         self.pass_time(max(self.setting.duration, self.schedule.ends))
         self.calm()
         self._live()
+        if self.setting.rests:
+            self._rest()
         self.each(lambda check: check.conclude())
 
     def _live(self) -> None:
@@ -320,11 +350,23 @@ class ClusterRun(SeededRun):
         network = self.sim.network
         network.default_link = Link(self.setting.latency)
         self.sim.reads.damage = 0.0
+        self.sim.board.calm = True
         for check in self._checks:
             check.calm_since = network.now
         end = network.now + LIVELY_WITHIN
         while network.now < end and any(check.waiting for check in self._checks):
             self.pass_time(0.5)
+            if self.sim.converged():
+                for check in self._checks:
+                    check.together_since = min(network.now, check.together_since)
+
+    def _rest(self) -> None:
+        self.sim.board.resting = True
+        self.pass_time(UNWINDS)
+        for check in self._checks:
+            check.resting_since = self.sim.network.now
+            check.look()
+        self.pass_time(RESTS)
 
     def _on_fact(self, now: float, fact: Fact) -> None:
         def hear(check: ClusterCheck) -> None:

@@ -37,7 +37,7 @@ from tensorhub_p2p.errors import (
     VersionUnavailable,
 )
 from tensorhub_p2p.protocol.chunks import ChunkSet
-from tensorhub_p2p.protocol.identity import PeerId, Slot
+from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event, Send
 from tensorhub_p2p.protocol.messages import Endpoint, Message
 from tensorhub_p2p.protocol.pulls.pull_events import (
@@ -163,7 +163,8 @@ class Reads:
         if export is None or not export.admits(reading.chunk):
             self._report(reading, Fault.WITHDREW)
             return
-        fact = ReadBegan(pull.handle.id, source.peer, source.slot, pull.publication, reading.chunk)
+        there = pull.holders.get(source, pull.publication)
+        fact = ReadBegan(pull.handle.id, source.peer, source.slot, there, reading.chunk)
         pull.peer.world.history.note(fact)
         pull.memory.tokens[reading.chunk] = INCOMING
         reading.seen = export.memory.tokens[reading.chunk]
@@ -272,6 +273,8 @@ class SimPull:
         self._timer_at = -inf
         """When the process's timer for this pull goes off next, if that is to come."""
         self._endpoints: dict[SourceId, tuple[Endpoint, ...]] = {}
+        self.holders: dict[SourceId, Publication] = {}
+        """What the directory says they hold; others hold what is pulled."""
         self._found: list[SourceFound] = []
         self._laid_out = False
         self._begun = False
@@ -360,9 +363,13 @@ class SimPull:
         elif isinstance(item, Connected):
             yield from self._begin()
         elif isinstance(item, HoldersChanged):
+            self.holders |= {SourceId(h.peer, h.slot): h.publication for h in item.holders}
             swarm.candidates(
                 now,
-                [Candidate(h.peer, h.slot, h.phase, self._locality(h.peer)) for h in item.holders],
+                [
+                    Candidate(h.peer, h.slot, h.phase, self._locality(h.peer), h.publication)
+                    for h in item.holders
+                ],
                 item.digests,
             )
         elif isinstance(item, tuple):
