@@ -20,6 +20,7 @@ import msgspec
 from tensorhub_p2p.protocol.directory import admission, quorum
 from tensorhub_p2p.protocol.directory.directory import Directory
 from tensorhub_p2p.protocol.directory.own import OwnRegisters
+from tensorhub_p2p.protocol.directory.quorum import Request
 from tensorhub_p2p.protocol.directory.warming import Debts
 from tensorhub_p2p.protocol.groups import calls, election, leading, resolving
 from tensorhub_p2p.protocol.groups.candidate import Candidate
@@ -68,7 +69,8 @@ class Mutant:
 
     def run(self, seed: int) -> ClusterRun:
         """One run in which it may show, to be carried out while it is applied."""
-        setting = self.setting(Setting.drawn(seed))
+        drawn = replace(Setting.drawn(seed), rests=False, herd=0, wishers=0)
+        setting = self.setting(drawn)
         schedule = Schedule(self.faults) if self.faults else setting.faults()
         return ClusterRun(setting, schedule, (self.check,))
 
@@ -125,7 +127,7 @@ def a_generation_takes_the_counter_of_the_one_before() -> Iterator[None]:
         yield
 
 
-@mutant(checks.SameAnswer, shards=2, steady=False)
+@mutant(checks.SameAnswer, first=8, shards=2, steady=False)
 def who_asks_after_the_decision_has_it_decided_anew() -> Iterator[None]:
     asked = CallLeader._asked
 
@@ -148,6 +150,7 @@ def nobody_is_told_of_the_end_of_a_generation() -> Iterator[None]:
     checks.NobodyUnaware,
     Crash(1.0, inf, 0),
     Crash(1.0, inf, 1),
+    first=4,
     shards=2,
     chunks=6,
     rate=1e6,
@@ -204,6 +207,7 @@ def a_group_has_no_floor_and_is_given_the_oldest_at_times() -> Iterator[None]:
     Pause(0.5, 6.5, 2),
     Leave(6.0, 10.0, 0),
     Crash(6.6, 0.3, 1),
+    first=3,
     steady=False,
     zones=1,
     shards=1,
@@ -229,6 +233,7 @@ def whoever_comes_after_all_members_knows_nothing() -> Iterator[None]:
     checks.Fenced,
     Pause(1.0, 6.0, 0),
     Replace(4.0, inf, 0),
+    first=6,
     shards=1,
     sockets=False,
     steady=False,
@@ -245,7 +250,7 @@ def nobody_is_fenced() -> Iterator[None]:
         yield
 
 
-@mutant(checks.Lively, shards=2, steady=False)
+@mutant(checks.Lively, shards=2, elastic=0, follower=0, steady=False)
 def the_death_of_a_member_breaks_nothing() -> Iterator[None]:
     with patched((Election, "peer_gone", nothing), (Election, "_on_claims", nothing)):
         yield
@@ -301,7 +306,7 @@ def pins_hold_nothing_back() -> Iterator[None]:
 @mutant(
     checks.KeptForCalls,
     *(Late(0.0, 9.0, place, to, 1.0) for place in (1, 2) for to in range(6) if to != place),
-    first=7,
+    first=13,
     **{**SOON_GONE, "period": 0.2},
     chunks=1,
     latency=(0.0002, 0.002),
@@ -349,6 +354,7 @@ def a_pull_believes_what_it_reads() -> Iterator[None]:
 
 @mutant(
     checks.Drains,
+    first=3,
     steady=False,
     upload_slots=1,
     shards=1,
@@ -368,7 +374,7 @@ def a_withdrawn_shard_is_offered_on() -> Iterator[None]:
 # --- deadlines, and the directory ---
 
 
-@mutant(checks.Deadlines, steady=False, duration=18.0)
+@mutant(checks.Deadlines, first=1, steady=False, duration=18.0)
 def a_verb_ends_long_after_its_deadline() -> Iterator[None]:
     begin = RunningVerb.begin
 
@@ -380,7 +386,7 @@ def a_verb_ends_long_after_its_deadline() -> Iterator[None]:
         yield
 
 
-@mutant(checks.NotLost, steady=True, cuts=False, slow_repair=True, loss=0.2)
+@mutant(checks.NotLost, first=7, steady=True, cuts=False, slow_repair=True, loss=0.2)
 def new_owners_answer_before_they_merged() -> Iterator[None]:
     with patched((Debts, "warm", property(lambda _self: True))):
         yield
@@ -440,6 +446,24 @@ def writers_and_owners_never_agree_and_look_again_soon() -> Iterator[None]:
 
 @mutant(
     checks.Linear,
+    *(Late(0.0, 12.0, place, to, 0.3) for place in (0, 1) for to in range(2, 8)),
+    first=2,
+    **{**TURNS, "rollouts": 4},
+    cuts=False,
+    spares=2,
+    chunks=1,
+    period=0.2,
+    loss=0.0,
+    rate=400e6,
+    converged=True,
+)
+def what_one_owner_says_need_not_be_seen_by_the_next_who_asks() -> Iterator[None]:
+    with patched((Request, "agreed", property(lambda _self: False, nothing))):
+        yield
+
+
+@mutant(
+    checks.Linear,
     Partition(1.0, 7.0, (0, 1, 2)),
     first=3,
     **TURNS,
@@ -483,7 +507,6 @@ def nobody_looks_what_is_retained() -> Iterator[None]:
     checks.RetainedStays,
     **{**WANTED, "zones": 2, "rollouts": 0, "retainers": 0},
     wishers=1,
-    herd=0,
     converged=True,
     duration=12.0,
 )

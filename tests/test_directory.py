@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tensorhub_p2p.config import DirectoryConfig
 from tensorhub_p2p.protocol.directory.cells import Cells
 from tensorhub_p2p.protocol.directory.directory import (
+    LAGS,
     Admit,
     OwnersDiffer,
     ReadDone,
@@ -380,3 +381,31 @@ def test_what_a_minority_of_owners_holds_is_no_part_of_an_agreed_read() -> None:
     assert all(read == {"old": 1, "new": 2} for read in reads(agreed=True)), "W have it"
     cluster.crash(owner)
     assert all(read == {"old": 1} for read in reads(agreed=True)), "as far as anybody can tell"
+
+
+def test_an_owner_that_missed_a_write_is_told_soon_also_if_the_write_needed_it_not() -> None:
+    cluster = Cluster(peers=8)
+    writer = next(p for p in cluster.peers.values() if p not in cluster.owners())
+    deaf = cluster.owners()[0]
+    receive = deaf.directory.receive
+    deaf.directory.receive = lambda *_: None  # type: ignore[method-assign]
+    cluster.write(writer, "a", 1)
+    cluster.net.run_for(0.1)
+    assert KEY not in deaf.directory._owner._held
+    deaf.directory.receive = receive  # type: ignore[method-assign]
+    cluster.net.run_for(2 * cluster.config.retry_interval)
+    assert numbers(deaf.directory._owner._held[KEY].cells.registers()) == {"a": 1}
+    assert not writer.directory._requests
+    assert not writer.directory._repairs
+
+
+def test_a_later_write_of_the_register_takes_the_place_of_what_is_still_offered() -> None:
+    cluster = Cluster(peers=8)
+    writer = next(p for p in cluster.peers.values() if p not in cluster.owners())
+    cluster.crash(cluster.owners()[0])
+    for number in range(20):
+        cluster.write(writer, "a", number)
+    assert len(writer.directory._requests) == 1
+    cluster.net.run_for((LAGS + 1) * cluster.config.retry_interval)
+    assert not writer.directory._requests
+    assert not writer.directory._repairs

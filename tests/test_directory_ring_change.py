@@ -100,6 +100,7 @@ def test_with_all_earlier_owners_dead_the_new_ones_serve_what_is_left() -> None:
     cluster = Cluster(seed=6, peers=8, config=PULL_ONLY)
     survivors = [p for p in cluster.peers.values() if p not in cluster.owners()]
     cluster.write(survivors[0], "a", 1)
+    cluster.net.run_for(0.1)  # until all owners have said that they have it
     for owner in cluster.owners():
         cluster.crash(owner)
     dead = [p for p in cluster.everyone.values() if p.me not in cluster.peers]

@@ -12,7 +12,7 @@ from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.directory.admission import WITHDRAWN
 from tensorhub_p2p.protocol.directory.cells import Cells
 from tensorhub_p2p.protocol.directory.owner import Refusal
-from tensorhub_p2p.protocol.directory.records import Registers, versions_key
+from tensorhub_p2p.protocol.directory.records import Registers, slot_name, versions_key
 from tensorhub_p2p.protocol.groups.resolving import (
     LONGEST_REST,
     DirectoryResolver,
@@ -120,12 +120,14 @@ def test_a_mark_that_was_only_read_is_written_to_a_quorum_before_it_is_acted_on(
     """One owner admitted it; the others know that a shard withdraws, and refuse it."""
     race = Race()
     what = Publication(0, 1, "trainer", GENERATION)
-    slot = Slot(Group("policy", "copy"), 0)
-    copy = VersionRecord(slot, 1, what, Phase.READY, GENERATION, False)
-    mark = WholeMark(what, 1)
-    held = Register(PeerId("c"), "0@copy", 1, 1, copy)
+    copies = [
+        VersionRecord(Slot(Group("policy", "copy"), shard), 2, what, Phase.READY, GENERATION, False)
+        for shard in (0, 1)
+    ]
+    mark = WholeMark(what, 2)
+    held = [Register(PeerId("c"), f"{c.slot.shard}@copy", 1, 1, c) for c in copies]
     as_one_owner_has_it = Register(NOBODY, f"whole:{what!r}", 0, 1, mark)
-    race.held[versions_key("policy")] = Cells([held, as_one_owner_has_it])
+    race.held[versions_key("policy")] = Cells([*held, as_one_owner_has_it])
 
     def refuse_marks(_key: object, _held: object, new: Register) -> Refusal | None:
         return Refusal(WITHDRAWN) if isinstance(new.value, WholeMark) else None
@@ -281,11 +283,19 @@ def test_who_waits_looks_at_other_zones_at_once_when_there_is_news() -> None:
     assert waiting.crossed == [60.1]
 
 
-def published(version: int) -> Register:
+def published(version: int, num_shards: int) -> Registers:
     what = Publication(0, version, "trainer", GENERATION)
-    slot = Slot(Group("policy", "trainer"), 0)
-    record = VersionRecord(slot, 1, what, Phase.READY, GENERATION, False)
-    return Register(PeerId("t"), "0@trainer", 1, version, record)
+    slots = [Slot(Group("policy", "trainer"), shard) for shard in range(num_shards)]
+    return tuple(
+        Register(
+            PeerId(f"t{slot.shard}"),
+            slot_name(slot),
+            1,
+            version,
+            VersionRecord(slot, num_shards, what, Phase.READY, GENERATION, False),
+        )
+        for slot in slots
+    )
 
 
 def test_who_waits_acts_on_what_it_is_told_and_marks_and_pins_at_once() -> None:
@@ -296,10 +306,19 @@ def test_who_waits_acts_on_what_it_is_told_and_marks_and_pins_at_once() -> None:
     waiting.changed(0.1)
     assert waiting.then is None
     assert not waiting.written
-    waiting.told = (published(1),)
+    waiting.told = published(1, 2)
     waiting.changed(0.2)
     assert waiting.then is None, "it reads what it was told"
     assert [type(value) for value in waiting.written] == [WholeMark, Pin]
+
+
+def test_what_has_one_shard_is_pinned_with_no_mark() -> None:
+    waiting = Waiting()
+    waiting.answer(0.0)
+    waiting.answer(0.0)
+    waiting.told = published(1, 1)
+    waiting.changed(0.1)
+    assert [type(value) for value in waiting.written] == [Pin]
 
 
 def test_who_waits_reads_what_changed_if_it_was_not_told() -> None:
@@ -346,7 +365,7 @@ def test_who_has_waited_and_then_pulls_marks_the_version_once() -> None:
     waiting = Waiting()
     waiting.answer(0.0)
     waiting.answer(0.0)
-    waiting.told = (published(1),)
+    waiting.told = published(1, 2)
     waiting.changed(0.1)
     for then in waiting.thens:
         then(0.2, None)
@@ -355,5 +374,5 @@ def test_who_has_waited_and_then_pulls_marks_the_version_once() -> None:
     waiting.written.clear()
     waiting.resolver.resolve(0.3, LATEST, 2, NO_FLOOR, lambda _now, _decision: None)
     assert waiting.then is not None
-    waiting.then(0.4, (published(1),))
+    waiting.then(0.4, published(1, 2))
     assert [type(value) for value in waiting.written] == [Pin]

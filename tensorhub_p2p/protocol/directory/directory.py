@@ -15,7 +15,9 @@ disagree thus agree within two round trips, and no request is answered by a wron
 Who sends what when, as a client:
 
     read, write, mark   DirectoryRead/Write to the owners that quorum.py says; to the silent ones
-                        again each `retry_interval`, and at once to all when the owners change
+                        again each `retry_interval`, and at once to all when the owners change.
+                        What W owners have taken is offered to the others for `LAGS` more tries:
+                        an owner that knows only a part may refuse what they take
     watch               DirectoryWatch to all owners, and again well before it lapses, with the
                         fingerprint of what is known of the key (views.py): a change whose push
                         got lost is told then (watchers.py). So nobody has to poll
@@ -77,6 +79,8 @@ from tensorhub_p2p.protocol.messages import (
 __all__ = ["Admit", "Directory", "Refusal", "admit_all"]
 
 FOREVER = float("inf")
+LAGS = 8
+"""Tries for which owners that a done write doesn't need are asked on."""
 RENEWAL = 0.4
 """A watch is renewed when this part of its time is over: twice before it lapses."""
 
@@ -387,10 +391,15 @@ class Directory:
 
     def _end(self, request: Request, event: Event) -> None:
         """The request is over; of a repair nobody is told."""
-        del self._requests[request.number]
-        if not request.quiet:
+        if request.quiet:
+            self._forget_repair(request)
+        else:
+            del self._requests[request.number]
             self.outbox.emit(event)
-        elif request.register is not None:
+
+    def _forget_repair(self, request: Request) -> None:
+        del self._requests[request.number]
+        if request.register is not None:
             self._repairs.pop((request.key, request.register.name), None)
 
     def _ask(self, now: float, request: Request) -> None:
@@ -401,7 +410,7 @@ class Directory:
         request.rounds += 1
         request.retry_at = now + (config.read_patience if hedged else config.retry_interval)
         heappush(self._timers, (request.due, request.number))
-        self._conclude(request)
+        self._conclude(now, request)
         message = request.message()
         for peer in owners:
             if request.number in self._requests:
@@ -439,12 +448,12 @@ class Directory:
                 self._ask(now, request)
         elif isinstance(message, DirectoryValue) and not writing:
             request.answer(sender, message.registers)
-            self._conclude(request)
+            self._conclude(now, request)
         elif isinstance(message, DirectoryWritten) and writing:
             request.answer(sender, message.registers)
             request.crowded = request.crowded or message.crowded
             request.known[sender] = message.buckets
-            self._conclude(request)
+            self._conclude(now, request)
         elif isinstance(message, DirectoryRefused) and writing:
             self._refuse(now, request, message)
 
@@ -461,7 +470,7 @@ class Directory:
     def _owners_differ(self, peer: PeerId) -> None:
         self.outbox.emit(OwnersDiffer(peer))
 
-    def _conclude(self, request: Request) -> None:
+    def _conclude(self, now: float, request: Request) -> None:
         if not request.done or request.number not in self._requests:
             return
         if request.register is None:
@@ -469,20 +478,31 @@ class Directory:
             if not request.agreed:
                 self._views.read(request.key, registers)
             self._end(request, ReadDone(request.number, request.key, registers))
+        elif request.lags:
+            self._forget_repair(request)
         else:
-            self._end(
-                request,
-                WriteDone(
-                    request.number,
-                    request.key,
-                    request.crowded,
-                    max((request.buckets, *request.known.values())),
-                    request.sure_buckets,
-                    request.seen,
-                ),
-            )
-            # Its owners don't tell the writer.
-            self._changed(DirectoryChanged(request.key, (request.register,)))
+            self._written(now, request, request.register)
+
+    def _written(self, now: float, request: Request, register: Register) -> None:
+        done = WriteDone(
+            request.number,
+            request.key,
+            request.crowded,
+            max((request.buckets, *request.known.values())),
+            request.sure_buckets,
+            request.seen,
+        )
+        was_quiet = request.quiet
+        self._end(request, done)
+        # Its owners don't tell the writer.
+        self._views.tell(request.key, (register,))
+        if request.key in self._watched and not was_quiet:
+            self.outbox.emit(KeyChanged(request.key))
+        if len(request.answers) < len(request.owners):
+            request.lags, request.quiet, request.looks = True, True, False
+            request.deadline = now + LAGS * self._config.retry_interval
+            self._requests[request.number] = request
+            self._repairs[(request.key, register.name)] = request.number
 
     def _refuse(self, now: float, request: Request, refused: DirectoryRefused) -> None:
         because, key = refused.because, request.key

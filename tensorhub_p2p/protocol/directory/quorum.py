@@ -12,7 +12,8 @@ R = W values of owners that are not warming, merged by the maximum per cell. W +
 a read sees each write that was done before it began (quorum intersection, Gifford 1979). It may
 also see one that is under way, and the next read may not: who acts on what it read, so that
 others must see it too, wants what is `agreed`. That is asked of all owners, and done at R answers
-if they are the same, else with the last one, or after `read_patience`.
+if they are the same, else with the last one, or when those that don't answer were asked twice
+more.
 
 A write that *looks* brings along what each owner held right after it had taken it, if all n say so
 within `read_patience`. Of two such writes each owner has taken one first: so one of the two writers
@@ -51,6 +52,8 @@ class Request:
     """Of a write: what every owner held right after it is wanted, too."""
     quiet: bool = False
     """Repair: nobody waits for it, and its end is no event."""
+    lags: bool = False
+    """A write that is done, but for owners that haven't answered: they are asked on for a while."""
     before: Register | None = None
     """What the own register was before this write."""
     buckets: int = 1
@@ -106,11 +109,13 @@ class Request:
     @property
     def done(self) -> bool:
         enough = bool(self.owners) and len(self.answers) >= majority(len(self.owners))
-        if len(self.answers) == len(self.owners) or self.rounds > 1:
-            return enough
+        if self.lags or len(self.answers) == len(self.owners):
+            return len(self.answers) == len(self.owners)
         if self.looks:
-            return False
-        return enough and (not self.agreed or self.register is not None or self._is_unanimous)
+            return enough and self.rounds > 1
+        if self.agreed and self.register is None:
+            return enough and (self.rounds > 2 or self._is_unanimous)
+        return enough
 
     @property
     def seen(self) -> tuple[Register, ...] | None:

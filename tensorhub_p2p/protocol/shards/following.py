@@ -3,11 +3,11 @@
 Rules of this file. A `Following` reads the holders keys and says what it finds. It knows
 nothing of what a pull does with that; it decides nothing.
 
-Theory of operation. A follow reads its shard's key at once, and every `holders_interval`, as
-news of changes may be lost and deaths change no key. The directory watches the key: of a change
-it tells what is new, or else the key is read again. A follow has at most one read under way
-(inquiry.py): reads that are not answered, as in a partition, don't pile up, and no late answer
-follows a newer one.
+Theory of operation. A follow reads its shard's key at once, again a moment later, when it begins
+to watch it, and every `holders_interval`, as news of changes may be lost and deaths change no
+key. Of a change the directory tells what is new, or else the key is read again. A follow has at
+most one read under way (inquiry.py): reads that are not answered, as in a partition, don't pile
+up, and no late answer follows a newer one.
 `HoldersChanged` is emitted for the first answer, and for each that differs from the last.
 While no responsive peer of the own zone has all of the shard, holders in other zones are
 looked for too. Holders that are silent are named only while no responsive one has all of it:
@@ -38,6 +38,9 @@ from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.manifest import DIGEST_BYTES
 from tensorhub_p2p.protocol.messages import DigestList, HolderRecord, Phase
 from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
+
+UNWATCHED = 0.05
+"""Seconds for which a pull's holders aren't watched: many a pull is over by then."""
 
 
 class Presence(Liveness, Protocol):
@@ -71,9 +74,9 @@ class Follow:
         self._interval = interval
         self._key = holders_key(model, shard)
         self._inquiry = Inquiry(records, self._key, self._on_registers)
-        self._watch = records.watch(now, self._key, self._changed)
-        self._look_at = now
+        self._watch: int | None = None
         self._look(now)
+        self._look_at = now + UNWATCHED
 
     def _look(self, now: float) -> None:
         self._look_at = now + self._interval
@@ -120,10 +123,13 @@ class Follow:
 
     def stop(self, now: float) -> None:
         self._inquiry.stop()
-        self._records.unwatch(now, self._watch)
+        if self._watch is not None:
+            self._records.unwatch(now, self._watch)
 
     def tick(self, now: float) -> None:
         if now >= self._look_at:
+            if self._watch is None:
+                self._watch = self._records.watch(now, self._key, self._changed)
             self._look(now)
 
     def next_wakeup(self) -> float | None:

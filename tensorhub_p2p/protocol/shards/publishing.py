@@ -19,8 +19,9 @@ they know of a higher whole version (admission.py), and it is taken back where t
 not. The mark that it is whole is no part of it: who waits for the version writes that beside its
 pin (groups/resolving.py), and a shard that then still sees none writes it, `mark_after` later. What
 was never whole is aborted: nobody pins it, so it is hidden with no wait. (A pin proves that it was
-whole: its writer has seen all shards ready.) Until HIDING the withdrawal can be taken back
-(`restore`): the caller's deadline passed.
+whole: its writer has seen all shards ready.) What has one shard only is whole as soon as W owners
+have its record, and needs no mark. Until HIDING the withdrawal can be taken back (`restore`): the
+caller's deadline passed.
 
 When the group's next generation is formed, a publication that is whole is re-issued
 under its id with the new generation; one that is not is aborted (`Aborted`). Whether it
@@ -170,6 +171,8 @@ class References:
                 return
             self.state = RefState.HELD
             self.outbox.emit(Announced(held.publication, held.phase))
+            if held.num_shards == 1:
+                self.is_whole()
             self._mark_at = now + self._config.mark_after
 
         self.write(now, held.phase, then)
@@ -187,6 +190,8 @@ class References:
         self.outbox.emit(Conflicts(publication, existing, refused.reason))
 
     def _after_announcing(self, now: float, found: Need) -> None:
+        if self.knows_whole:
+            return
         if found.marked:
             self.is_whole()
         elif found.whole:
@@ -467,19 +472,17 @@ class References:
         phase: Phase,
         then: Callable[[float, Refused | None, Registers | None], None],
     ) -> None:
-        """`write`, and see what the versions key's owners hold then, if they say so at once."""
-        seen: Registers | None = None
+        """The register at the versions key, and what its owners hold then, if they say so at once.
 
-        def looked(now: float, refused: Refused | None, registers: Registers | None) -> None:
-            nonlocal seen
-            seen = registers
-            written(now, refused)
-
-        written = _both(lambda now, refused: then(now, refused, seen))
+        Pullers aren't told.
+        """
         name, counter = slot_name(self.slot), self.generation.counter
         version = self._version(phase)
-        self._records.write_and_look(now, self._versions_key, name, counter, version, looked)
-        self._write_holder(now, phase, written)
+        self._records.write_and_look(now, self._versions_key, name, counter, version, then)
+
+    def tell_pullers(self, now: float, phase: Phase) -> None:
+        """They find this slot at the holders key."""
+        self._write_holder(now, phase, lambda _now, _refused: None)
 
     def _write_holder(
         self, now: float, phase: Phase, then: Callable[[float, Refused | None], None]

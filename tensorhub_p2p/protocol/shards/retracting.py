@@ -10,8 +10,8 @@ is written, like a mark, to W owners of the versions key at home, and then of ea
 that has the model: it ends when all have it, or with a Timeout that names those that haven't.
 From then on nobody resolves it, owners refuse pins and publishes of it, copies of it are freed.
 Who holds it keeps its tensors, and finds it published; but it serves nobody. That it learns
-while it has readers, each `look_interval`: a pull that began before starves, and its call is
-voided.
+while it has readers, soon after the first one came and each `look_interval`: a pull that began
+before starves, and its call is voided.
 
 A retracted version can't be published again in its epoch.
 """
@@ -39,6 +39,9 @@ from tensorhub_p2p.protocol.messages import Retraction
 from tensorhub_p2p.protocol.shards.verbs import Done, Failed, VerbId
 
 HOME = ""
+FIRST_LOOK = 0.2
+"""Seconds from a reader's coming until it is looked whether what it reads was retracted: one look
+for all that come at once, and none in the way of a pull that takes a moment."""
 
 
 @dataclass
@@ -150,14 +153,13 @@ class RetractionWatch:
 
     def serve(self, now: float, publication: Publication | None) -> None:
         """It has readers of this one; None: it has none."""
-        if publication == self._publication:
-            return
-        self._publication, self._look_at = publication, None
-        if publication is not None:
-            self._look(now)  # at once: a reader of little is gone soon
+        if publication is not None and publication != self._publication and self._look_at is None:
+            self._look_at = now + FIRST_LOOK
+        self._publication = publication
 
     def _look(self, now: float) -> None:
-        self._look_at = now + self._interval
+        """Also if the reader has gone by now: what is seen may matter otherwise."""
+        self._look_at = now + self._interval if self._publication is not None else None
         self._inquiry.look(now)
 
     def _on_registers(self, now: float, registers: Registers) -> None:

@@ -142,6 +142,7 @@ class Withdrawal:
         """When to look for a keeper (again), however often the key changes before."""
         self._sealed: Callable[[float], None] | None = None
         """What follows once all digests are taken."""
+        self._told_pullers = False
         self._watch: int | None = None
         self._retry_at: float | None = None
         outbox, me, slot = references.outbox, references.me, references.slot
@@ -156,7 +157,7 @@ class Withdrawal:
     def begin(self, now: float, orders: Orders) -> None:
         """Step 1; `Hidden` or `Unkept` follows, unless it is stopped first."""
         self._orders, self._lost = orders, ()
-        self._asked_twice = False
+        self._asked_twice = self._told_pullers = False
         self._rounds = 0
         self._ask_from = now
         self.need = None
@@ -307,7 +308,14 @@ class Withdrawal:
         """A yes was given here: what was asked before doesn't count any more."""
         self._plea.again(now)
 
+    def _linger(self, now: float) -> None:
+        """It takes a while: pullers turn to others first."""
+        if not self._told_pullers:
+            self._told_pullers = True
+            self._references.tell_pullers(now, Phase.WITHDRAWING)
+
     def _ask(self, now: float, need: Need) -> None:
+        self._linger(now)
         self._become(RefState.ASKING)
         self._plea.begin(
             now,
@@ -359,6 +367,7 @@ class Withdrawal:
             self._seal(now, self._reserve)
 
     def _adopt(self, now: float) -> None:
+        self._linger(now)
         self._become(RefState.ADOPTING)
         me, slot, publication = self._references.me, self._references.slot, self._held.publication
         others = [peer for peer in self._custody.members() if peer != me]
@@ -368,6 +377,7 @@ class Withdrawal:
 
     def _seal(self, now: float, then: Callable[[float], None]) -> None:
         """Go on with `then` once all digests are taken."""
+        self._linger(now)
         self._become(RefState.SEALING)
         self._sealed = then
         self._sealing.hurry()
@@ -456,6 +466,7 @@ class Withdrawal:
             return
         self._custody.reserve.release((self._references.slot, self._held.publication))
         self._become(RefState.WAITING)
+        self._linger(now)
         if self._watch is None:
             # What changed before the owners know of the watch is seen by the look to come.
             self._watch = self._custody.records.watch(now, self._key, self._look, pins=True)

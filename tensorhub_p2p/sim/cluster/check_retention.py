@@ -359,9 +359,12 @@ class MemoryEndsFree(MemoryCheck):
         )
 
     def _counts(self, wish: Wish) -> bool:
-        """What a process that died wanted stays on record, until it is forgotten."""
+        """What a process that died wanted stays on record, until it is forgotten; so does what one
+        wants that was not replaced after all."""
         ended = wish.ended < self.network.now - FREEING_TAKES
-        return not ended or self.network.host(wish.handle.peer).is_gone
+        handles = self.cluster.process(wish.handle.peer).handles
+        stands = any(handle.id == wish.handle and not handle.closed for handle in handles)
+        return not ended or stands or self.network.host(wish.handle.peer).is_gone
 
     def conclude(self) -> None:
         self.look()
