@@ -35,7 +35,7 @@ from tensorhub_p2p.results import HandleState, Pull
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
 from tensorhub_p2p.runtime.pulling import PullRun, announcing, is_intact
-from tensorhub_p2p.runtime.verbs import Running
+from tensorhub_p2p.runtime.verbs import Running, Then
 from tensorhub_p2p.transfer.memory import Region
 
 _log = logging.getLogger(__name__)
@@ -287,7 +287,8 @@ class ShardHandle:
             self._exported, self._holds = exported, answer.publication
             self._attempts.succeed()
             self._become(PUBLISHED)
-            self._finish(answer)
+            if pull.ended is not None:
+                raise pull.ended
             return pull.report(time.monotonic() - started)
 
     def _take_arrived(self, answer: Answer, deadline: float) -> bool:
@@ -363,24 +364,30 @@ class ShardHandle:
         check_timeout(timeout)
         with self._in_verb("wait_for", *AT_REST):
             selector = newer_than_selector(newer_than) if newer_than >= 0 else "latest"
-            answer = self._ask(Question("wait_for", selector), timeout)
-            self._finish(answer)
+            # Nothing is left to do for it: on the control thread, as everybody who waits is told.
+            answer = self._ask(Question("wait_for", selector), timeout, self._finished)
             return answer.publication.version
 
-    def _ask(self, question: Question, timeout: float) -> Answer:
+    def _ask(self, question: Question, timeout: float, then: Then | None = None) -> Answer:
         answer: Answer = self._run(
             timeout,
             lambda node, now, number, deadline: node.ask(
                 now, number, deadline, self._slot, question
             ),
+            then,
         )
         return answer
 
     def _finish(self, answer: Answer) -> None:
-        node = self._driver.node
-        error = self._driver.ask(lambda now: node.finish(now, self._slot, answer.call))
+        """The call is done here. Raises the error that it was ended with meanwhile, if it was."""
+        self._driver.ask(lambda now: self._finished(now, answer))
+
+    def _finished(self, now: float, answer: Answer) -> Answer:
+        """The same, on the control thread."""
+        error = self._driver.node.finish(now, self._slot, answer.call)
         if error is not None:
             raise error
+        return answer
 
     def _up_to_date(self, answer: Answer, seconds: float) -> Pull:
         version, epoch = answer.publication.version, answer.publication.epoch
@@ -549,11 +556,19 @@ class ShardHandle:
         if self._state is not HandleState.CLOSED:
             self._state = state
 
-    def _run(self, timeout: float, start: Callable[[Any, float, VerbId, float], None]) -> Any:
+    def _run(
+        self,
+        timeout: float,
+        start: Callable[[Any, float, VerbId, float], None],
+        then: Then | None = None,
+    ) -> Any:
         """Run a verb of the node and wait for its end, which comes by the deadline."""
         node = self._driver.node
         return self._driver.run(
-            self._slot, timeout, lambda now, number, deadline: start(node, now, number, deadline)
+            self._slot,
+            timeout,
+            lambda now, number, deadline: start(node, now, number, deadline),
+            then,
         )
 
     def _registered(self) -> Region:

@@ -530,7 +530,7 @@ AT_ONCE: dict[str, Any] = {
     "duration": 12.0,
     "converged": True,
     "sockets": False,
-    "latency": (0.0002, 0.001),
+    "latency": (0.0005, 0.002),
     "loss": 0.0,
     "duplicate": 0.0,
     "copy_fails": 0.0,
@@ -539,10 +539,10 @@ AT_ONCE: dict[str, Any] = {
     "rate": 400e6,
 }
 """Runs in which the last two that hold a wanted version give it up at about the same time."""
-LATE_YES = Late(0.0, 12.0, place=2, to=1, delay=0.15)
+LATE_YES = Late(0.0, 12.0, place=2, to=1, delay=0.3)
 
 
-@mutant(checks.RetainedStays, LATE_YES, first=3, **AT_ONCE)
+@mutant(checks.RetainedStays, LATE_YES, first=1, **{**AT_ONCE, "herd": 3, "latency": (0.001, 0.03)})
 def who_gives_it_up_promises_to_keep_it() -> Iterator[None]:
     def says_yes(self: Promise, now: float, _stance: Any, _me: Any, _from: Any, ask: Any) -> bool:
         self.bind(now, ask.publication)
@@ -552,13 +552,13 @@ def who_gives_it_up_promises_to_keep_it() -> Iterator[None]:
         yield
 
 
-@mutant(checks.RetainedStays, LATE_YES, first=11, **AT_ONCE)
+@mutant(checks.RetainedStays, LATE_YES, first=4, **AT_ONCE)
 def who_gives_a_promise_counts_on_one_that_he_was_given_before() -> Iterator[None]:
     with patched((Withdrawal, "promised", nothing)):
         yield
 
 
-@mutant(checks.RetainedStays, LATE_YES, first=11, **AT_ONCE)
+@mutant(checks.RetainedStays, LATE_YES, first=4, **AT_ONCE)
 def a_yes_to_an_earlier_request_counts() -> Iterator[None]:
     receive = Plea.receive
 

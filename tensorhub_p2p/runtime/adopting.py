@@ -114,14 +114,14 @@ class _Adoption(Hooks):
         driver, publication = self._driver, self._publication
         model, shard = self.keep.group.model, self.keep.shard
         try:
-            follow = driver.follow(
+            unfollow = driver.follow(
                 self.inbox, lambda now: driver.node.follow(now, model, shard, publication)
             )
             try:
                 self._pull().run()
             finally:
                 if driver.running:
-                    driver.unfollow(follow)
+                    unfollow()
         finally:
             driver.close_inbox(self._name)
 

@@ -238,17 +238,18 @@ class ControlThread:
             self._carry_out()
 
     def _carry_out(self) -> None:
-        """Do what the machine asked for, in its order."""
-        for item in self.machine.outbox.drain():
-            if isinstance(item, Send):
-                if item.to == self.links.me:
-                    self._to_self.append(item.message)
+        """Do what the machine asked for, in its order, and what it asks for meanwhile."""
+        while items := self.machine.outbox.drain():
+            for item in items:
+                if isinstance(item, Send):
+                    if item.to == self.links.me:
+                        self._to_self.append(item.message)
+                    else:
+                        self._guarded(self.links.send, item.to, item.message)
+                elif isinstance(item, SendTo):
+                    self._guarded(self.links.send_to, item.address, item.message)
                 else:
-                    self._guarded(self.links.send, item.to, item.message)
-            elif isinstance(item, SendTo):
-                self._guarded(self.links.send_to, item.address, item.message)
-            else:
-                self._guarded(self._on_event, item)
+                    self._guarded(self._on_event, item)
 
     def _machine_wakeup(self) -> float | None:
         wakeup = self.machine.next_wakeup()

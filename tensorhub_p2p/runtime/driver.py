@@ -56,7 +56,7 @@ from tensorhub_p2p.runtime.forkguard import ForkGuard
 from tensorhub_p2p.runtime.links import Links
 from tensorhub_p2p.runtime.monitor import Fact, LinkFact
 from tensorhub_p2p.runtime.offloading import Offloads
-from tensorhub_p2p.runtime.verbs import Running, RunningVerbs, Start
+from tensorhub_p2p.runtime.verbs import Running, RunningVerbs, Start, Then
 from tensorhub_p2p.transfer.credentials import Credentials
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.transports.base import Transport
@@ -233,9 +233,12 @@ class Driver:
             self._verbs.forget(running.number)
             raise
 
-    def run(self, slot: Slot, timeout: float, start: Start) -> Any:
-        """Run a verb of this slot to its end; a wait that is interrupted (Ctrl-C) ends it too."""
-        running = self._verbs.expect()
+    def run(self, slot: Slot, timeout: float, start: Start, then: Then | None = None) -> Any:
+        """Run a verb of this slot to its end; a wait that is interrupted (Ctrl-C) ends it too.
+
+        `then` goes on from its result, on the control thread.
+        """
+        running = self._verbs.expect(then)
         # A signal may come between any two steps, also when the verb was handed over already.
         try:
             self._hand_over(running, timeout, start)
@@ -300,29 +303,32 @@ class Driver:
     def close_inbox(self, pull: str) -> None:
         self._pulls.pop(pull, None)
 
-    def follow(self, inbox: SimpleQueue[object], start: Callable[[float], int]) -> int:
-        """Have `HoldersChanged` of this follow put into the inbox; `start` begins it."""
+    def follow(
+        self, inbox: SimpleQueue[object], start: Callable[[float], int]
+    ) -> Callable[[], None]:
+        """Have `HoldersChanged` of a follow put into the inbox; `start` begins it.
 
-        def run(now: float) -> int:
+        Returns what ends it. Nobody waits for its begin: the inbox tells.
+        """
+        number = 0
+
+        def begin(now: float) -> None:
+            nonlocal number
             number = start(now)
             self._follows[number] = inbox
-            return number
 
-        number: int = self.ask(run)
-        return number
-
-    def unfollow(self, number: int) -> None:
-        def run(now: float) -> None:
+        def end(now: float) -> None:
             self._follows.pop(number, None)
             self.node.unfollow(now, number)
 
-        self.control.post(run)
+        self.control.post(begin)
+        return lambda: self.control.post(end)
 
     # --- on the control thread -----------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, (Done, Failed)):
-            self._verbs.end(event)
+            self._verbs.end(time.monotonic(), event)
         elif isinstance(event, PullMessage):
             inbox = self._pulls.get(event.pull)
             if inbox is not None:

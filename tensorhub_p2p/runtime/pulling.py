@@ -8,7 +8,7 @@ exports. It owns the order of steps around the moving of bytes:
       -> the handle gives up its old version        (the last moment without a trace)
       -> export the memory, announce a partial holder (of more than one chunk)
       -> each verified chunk is exported and served on
-      -> announce a whole holder
+      -> announce a whole holder, and tell the group that this shard is done
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tensorhub_p2p.errors import IntegrityError, LayoutMismatch, VersionUnavailable
+from tensorhub_p2p.errors import (
+    IntegrityError,
+    LayoutMismatch,
+    TensorHubError,
+    VersionUnavailable,
+)
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Slot
 from tensorhub_p2p.protocol.pulls.sources import SourceId
@@ -83,6 +88,8 @@ class PullRun(Hooks):
         """What others may read of the memory; None until bytes may change."""
         self.complete = False
         """Every byte is in place and verified, whatever became of telling the others."""
+        self.ended: TensorHubError | None = None
+        """It is complete, but the call was ended for the whole group meanwhile."""
         self.unavailable = False
         """It failed for a reason that does not pass: asking for it again is of no use."""
         self._driver = driver
@@ -126,7 +133,7 @@ class PullRun(Hooks):
         self._give_up_old = give_up_old
         driver, publication = self._driver, self._answer.publication
         model, shard = self._slot.group.model, self._slot.shard
-        follow = driver.follow(
+        unfollow = driver.follow(
             self._inbox, lambda now: driver.node.follow(now, model, shard, publication)
         )
         try:
@@ -140,7 +147,7 @@ class PullRun(Hooks):
             if self._progress is not None:
                 self._progress.close()
             if driver.running:
-                driver.unfollow(follow)
+                unfollow()
         self.complete = True
         self._settle_announcement()
         return self._finish()
@@ -225,7 +232,10 @@ class PullRun(Hooks):
             for chunk, known in self._untold.items():
                 node.verified(now, slot, publication, chunk, known)
 
-        self._driver.run(self._slot, self._time_left(), start)
+        def finish(now: float, _result: object) -> TensorHubError | None:
+            return node.finish(now, slot, self._answer.call)
+
+        self.ended = self._driver.run(self._slot, self._time_left(), start, finish)
         self._finishing = time.monotonic() - started
         return exported
 

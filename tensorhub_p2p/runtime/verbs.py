@@ -16,6 +16,9 @@ from tensorhub_p2p.protocol.shards.verbs import Done, Failed, VerbId
 
 Start = Callable[[float, VerbId, float], None]
 """`start(now, number, deadline)` on the control thread."""
+Then = Callable[[float, Any], Any]
+"""`then(now, result)` on the control thread, in the moment when the verb is done: what it returns
+or raises is the future's end. It saves a way to the caller's thread and back."""
 
 
 class Running(NamedTuple):
@@ -31,10 +34,13 @@ class RunningVerbs:
     def __init__(self) -> None:
         self._numbers = count(1)
         self._futures: dict[VerbId, Future[Any]] = {}
+        self._thens: dict[VerbId, Then] = {}
 
-    def expect(self) -> Running:
+    def expect(self, then: Then | None = None) -> Running:
         """A new verb. From here on its future has an end, also if the verb never starts."""
         running = Running(next(self._numbers), Future())
+        if then is not None:
+            self._thens[running.number] = then
         self._futures[running.number] = running.future
         return running
 
@@ -43,26 +49,36 @@ class RunningVerbs:
         try:
             start(now, number, now + timeout)
         except BaseException as error:  # noqa: BLE001 - it is raised where the verb was called
-            future = self._futures.pop(number, None)
+            future = self._pop(number)
             if future is not None and future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
     def forget(self, number: VerbId) -> None:
         """It could not be handed over: whoever expected it knows."""
-        self._futures.pop(number, None)
+        self._pop(number)
 
-    def end(self, event: Done | Failed) -> None:
-        future = self._futures.pop(event.verb, None)
+    def _pop(self, number: VerbId) -> Future[Any] | None:
+        self._thens.pop(number, None)
+        return self._futures.pop(number, None)
+
+    def end(self, now: float, event: Done | Failed) -> None:
+        then = self._thens.get(event.verb)
+        future = self._pop(event.verb)
         if future is None or not future.set_running_or_notify_cancel():
             return
-        if isinstance(event, Done):
-            future.set_result(event.result)
-        else:
+        if isinstance(event, Failed):
             future.set_exception(event.error)
+            return
+        try:
+            result = event.result if then is None else then(now, event.result)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the verb was called
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
     def close(self) -> None:
         """The peer stops: nobody may be left waiting."""
         for number in list(self._futures):
-            future = self._futures.pop(number, None)
+            future = self._pop(number)
             if future is not None and future.set_running_or_notify_cancel():
                 future.set_exception(PeerClosed("this peer was closed during the call"))

@@ -46,7 +46,7 @@ PATIENCE = 4.0
 """Seconds for which a worker tries again in the calm before it forces anything."""
 RETRACTS = 0.2
 """How likely a version turns out to be bad."""
-JITTER = 0.05
+JITTER = 0.1
 """Seconds within which those give up what they have who do so at once."""
 VERB_TIMEOUT = 4.0
 """Seconds. Short, so that many verbs meet a fault with their deadline."""
