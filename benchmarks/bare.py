@@ -97,3 +97,32 @@ class StreamTarget:
         connection.sendall(b"\0")
         while part:
             part = part[connection.recv_into(part) :]
+
+
+class Echo:
+    """Sends back what comes, on a thread of its own: the other end of a bare round trip."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    @staticmethod
+    def _answer(connection: socket.socket) -> None:
+        while data := connection.recv(4096):
+            connection.sendall(data)
+
+
+def round_trip(connection: socket.socket, message: bytes) -> float:
+    """Seconds until a small message has come back."""
+    began = time.perf_counter()
+    connection.sendall(message)
+    if connection.recv(4096) != message:
+        raise OSError("something else came back")
+    return time.perf_counter() - began

@@ -4,7 +4,9 @@
     python benchmarks/control_plane.py --peers 4 --samples 50
 
 Publisher and pullers are other processes than the one that measures, and all of them share
-this machine's cores. Times are on the clock that all processes share. Results are saved in
+this machine's cores. Times are on the clock that all processes share. The bare figure, taken
+in each round, is a small message over plain TCP from the rollout to another of the processes and
+back, the mean of three: what one step of a protocol costs here at least. Results are saved in
 benchmarks/results/control_plane.json.
 """
 
@@ -21,6 +23,8 @@ from worker import Cluster, Remote
 
 TINY = 1024
 """Bytes of what is replicated."""
+BARE = 3
+"""Bare round trips in each round of measurements."""
 SETTLE = 0.02
 """Seconds until those that wait have asked, so that they are told and don't ask."""
 
@@ -47,6 +51,7 @@ def measure(workers: list[Remote], samples: int) -> Samples:
     Trainer and rollout change, so that owners of the records are near and far.
     """
     seen, number = Samples(), len(workers)
+    ports = [worker.bare_echo() for worker in workers]
     rounds = max(1, samples // number)
     for turn in range(number):
         trainer, rollout = workers[turn], workers[(turn + 1) % number]
@@ -55,8 +60,11 @@ def measure(workers: list[Remote], samples: int) -> Samples:
         rollout.open(model, "rollout", 1, TINY)
         trainer.publish(model, 0)
         rollout.replicate(model)
+        others = [ports[(turn + 2 + step) % number] for step in range(number - 2)] or ports
         for version in range(1, rounds + 1):
             _round(seen, trainer, rollout, model, version)
+            asked = [others[(version * BARE + step) % len(others)] for step in range(BARE)]
+            seen.add("bare", rollout.bare_round_trip(asked))
     return seen
 
 
@@ -75,11 +83,23 @@ def _round(seen: Samples, trainer: Remote, rollout: Remote, model: str, version:
 
 
 def figures(seen: Samples) -> list[Figure]:
+    bare = machine.percentile(seen.values["bare"], 50)
+    trips = {
+        name: Figure(
+            f"{what}, p50, in bare round trips",
+            machine.percentile(seen.values[name], 50) / bare,
+            "",
+        )
+        for name, what in (("visible", "publish() to wait_for()"), ("replicate", "replicate"))
+    }
     return [
+        seen.figure("a bare round trip to another process", "bare", 50),
         seen.figure("from publish() to wait_for() elsewhere", "visible", 50, 5.0),
         seen.figure("from publish() to wait_for() elsewhere", "visible", 99, 25.0),
+        trips["visible"],
         seen.figure("replicate of 1 KiB", "replicate", 50, 10.0),
         seen.figure("replicate of 1 KiB", "replicate", 99),
+        trips["replicate"],
         seen.figure("  of it waiting for an answer and a source", "waiting", 50),
         seen.figure("  of it announcing", "registering", 50),
         seen.figure("  of it moving", "moving", 50),

@@ -10,13 +10,13 @@ different peers.
 First version 1 is published at a slow pace, in which the keys grow their buckets (buckets.py), and
 given up again. Then all publish version 2, at random moments of one second. Counted is what each
 peer receives from the first publish until two seconds later, its own part of a request left
-out. Afterwards some peers read the model's key: what they see is what is visible then.
+out. Afterwards some peers read the model's key: what they see is what is visible then. Results are
+saved in benchmarks/results/publish_storm.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -63,6 +63,9 @@ class Everybody:
 
     def is_gone(self, _peer: PeerId, _zone: str = "") -> bool:
         return False
+
+    def is_responsive(self, _peer: PeerId) -> bool:
+        return True
 
     def name(self, peer: PeerId) -> str:
         return f"peer {peer}"
@@ -226,7 +229,6 @@ def run(replicas: int, shards: int, peers: int, seed: int, slow: float) -> dict[
         "least_seen_whole": min(seen, default=0),
         "met": max(counts) <= BUSIEST * mean and min(seen, default=0) == replicas,
         "real_seconds": round(time.monotonic() - began, 1),
-        "machine": machine.facts(),
     }
 
 
@@ -237,13 +239,15 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slow", type=float, default=60.0, help="seconds for version 1")
-    parser.add_argument("--save", type=Path, help="write the figures there, as JSON")
+    parser.add_argument("--dry", action="store_true", help="don't save the results")
     args = parser.parse_args()
+    facts = machine.facts()
     result = run(args.replicas, args.shards, args.peers, args.seed, args.slow)
     for name, value in result.items():
         print(f"{name:>30}  {value}")
-    if args.save:
-        args.save.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if not args.dry:
+        machine.save("publish_storm", facts, {"publish_storm": result})
+        print("\nsaved as benchmarks/results/publish_storm.json")
 
 
 if __name__ == "__main__":

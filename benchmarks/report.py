@@ -2,8 +2,8 @@
 
     python benchmarks/report.py
 
-Nothing in those tables is typed by hand: it is what the last runs of pull.py, membership.py
-and membership_processes.py saved.
+Nothing in those tables is typed by hand: it is what the last runs of pull.py, membership.py,
+membership_processes.py, control_plane.py, pace.py and publish_storm.py saved.
 """
 
 from __future__ import annotations
@@ -114,12 +114,65 @@ def processes(saved: dict[str, Any]) -> list[str]:
     ]
 
 
+# --- references ---------------------------------------------------------------------------
+
+
+def control_plane(saved: dict[str, Any]) -> list[str]:
+    case = saved["control_plane"]
+    return [
+        f"\n`python benchmarks/control_plane.py`, {case['peers']} processes. {facts(case)}.\n",
+        *table(["what", "result", "target", "met"], [plain(f) for f in case["figures"]]),
+    ]
+
+
+def plain(figure: dict[str, Any]) -> list[str]:
+    """A row without rates."""
+    what, _bare, _ours, *rest = row(figure)
+    return [what.strip(), *rest]
+
+
+def pace(saved: dict[str, Any]) -> list[str]:
+    case = saved["pace"]
+    rows = [plain(figure)[:2] for figure in case["figures"]]
+    return [
+        f"\n`python benchmarks/pace.py`: a version each {case['step']:g} s, pulls of about "
+        f"{case['pull']:g} s. {facts(case)}.\n",
+        *table(["what", "result"], rows),
+    ]
+
+
+def storm(saved: dict[str, Any]) -> list[str]:
+    case = saved["publish_storm"]
+    columns = {
+        "messages_a_publish": "messages a publish",
+        "mean": "received by a peer, mean",
+        "busiest": "by the busiest",
+        "busiest_in_means": "in means",
+        "buckets": "buckets",
+        "least_seen_whole": "replicas seen whole by every reader",
+        "met": "at most 5 means, and all seen",
+    }
+    return [
+        f"\n`python benchmarks/publish_storm.py`, simulated: {case['replicas']} replicas of "
+        f"{case['shards']} shards on {case['peers']} peers, within one second, "
+        f"{case['real_seconds']} s of real time. {facts(case)}.\n",
+        *table(list(columns.values()), [[shown(case[key]) for key in columns]]),
+    ]
+
+
+def shown(value: Any) -> str:
+    return str(value) if not isinstance(value, bool) else ("yes" if value else "**no**")
+
+
 # --- the page -----------------------------------------------------------------------------
 
 PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {
     "figures": ("pull", pulls),
     "membership": ("membership", simulated),
     "membership of processes": ("membership_processes", processes),
+    "control plane": ("control_plane", control_plane),
+    "pace": ("pace", pace),
+    "storm": ("publish_storm", storm),
 }
 """By marker in the page: the file of results, and what makes a text of it."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,8 @@ class Worker:
         self._bare: Any = None
         self._source: bare.StreamSource | None = None
         self._target: bare.StreamTarget | None = None
+        self._echo: bare.Echo | None = None
+        self._bare_links: dict[int, socket.socket] = {}
 
     def address(self) -> str:
         return self._peer.address
@@ -220,6 +223,21 @@ class Worker:
         after = resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return {"seconds": seconds, "cpu": cpu}
+
+    def bare_echo(self) -> int:
+        """Echo small messages over plain TCP; returns the port."""
+        self._echo = bare.Echo()
+        return self._echo.port
+
+    def bare_round_trip(self, ports: list[int]) -> float:
+        """To the processes with these ports, one after the other; the mean of the seconds."""
+        for port in ports:
+            if port not in self._bare_links:
+                link = socket.create_connection(("127.0.0.1", port))
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._bare_links[port] = link
+        times = [bare.round_trip(self._bare_links[port], b"x" * 200) for port in ports]
+        return sum(times) / len(times)
 
     def close(self) -> None:
         self._peer.close()

@@ -19,7 +19,7 @@ from tensorhub_p2p.sim.cluster.stage import ClusterSim
 from tensorhub_p2p.sim.cluster.tasks import Pending, start
 from tensorhub_p2p.sim.link import Link
 
-DELAY = 0.05
+DELAY = 0.005
 """Seconds from any peer to any other."""
 KEY = versions_key("policy")
 SOON = 0.01 * DELAY
@@ -97,3 +97,18 @@ def test_a_watcher_hears_of_the_last_shard_after_at_most_three_delays(seed: int)
     before = heard[0]
     bench.publish(bench.handles[1], 2)
     assert bench.delays_until(lambda: heard[0] > before) <= 3.05
+
+
+def test_who_waits_is_answered_four_delays_after_the_last_publish_began() -> None:
+    """Written, told, pinned, and acknowledged: each takes one, and nothing is asked in between."""
+    for seed in range(5):
+        bench = Bench(seed)
+        peer = bench.sim.process(bench.sim.peers[0])
+        waiter = SimHandle(peer, Slot(Group("policy", "w"), 0), 1, Memory(layout_of(1)))
+        bench.wait(bench.run(waiter, lambda waiter=waiter: start(waiter.open(5.0))))
+        answer = bench.run(waiter, lambda waiter=waiter: start(waiter.wait_for(1, 9.0)))
+        bench.sim.run_for(1.0)
+        bench.wait(bench.publish(bench.handles[0], 2))
+        bench.sim.run_for(1.0)
+        bench.publish(bench.handles[1], 2)
+        assert bench.delays_until(lambda answer=answer: answer.settled) <= 4.05

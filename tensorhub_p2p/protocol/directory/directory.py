@@ -260,6 +260,13 @@ class Directory:
         register = self._own.get((key, name))
         return register.value if register is not None else None
 
+    def copy(self, key: Key) -> tuple[Register, ...]:
+        """What this peer holds of the key as an owner, or as a former one; for those who look on.
+
+        Withdrawn registers too.
+        """
+        return self._owner.copy(key)
+
     def let_go(self, now: float, key: Key, name: str) -> None:
         """Nobody needs what the own register `name` says any more.
 

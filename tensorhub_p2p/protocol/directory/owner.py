@@ -179,6 +179,11 @@ class Owner:
     def owners(self, key: Key) -> Owners:
         return self.ring.owners(key, self._config.replicas)
 
+    def copy(self, key: Key) -> tuple[Register, ...]:
+        """All that is held of the key here, withdrawn registers too."""
+        held = self._held.get(key)
+        return held.cells.registers() if held is not None else ()
+
     # -- the four-part face --
 
     def receive(self, now: float, sender: PeerId, message: Message) -> None:

@@ -205,8 +205,7 @@ class SimPeer:
 
     def copy(self, key: Key) -> Registers:
         """What this process holds of a key as one of its owners, now or formerly."""
-        held = self.node.directory._owner._held.get(key)  # there is no public question
-        return () if held is None else tuple(held.cells.values())
+        return self.node.directory.copy(key)
 
     def wanted_elsewhere(self, model: str) -> list[tuple[str, RetainSummary]]:
         """By zone: what this process has heard that users in other zones want kept."""
