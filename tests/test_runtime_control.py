@@ -131,6 +131,46 @@ def test_events_reach_their_owner_in_order_and_on_the_control_thread() -> None:
         assert [a.events.get(timeout=PATIENCE) for _ in events] == events
 
 
+def test_what_an_events_owner_has_the_machine_ask_for_is_done_in_the_same_turn() -> None:
+    """An idle peer would do it only when something else wakes it."""
+    with EchoPeer() as a:
+        follows = Noted()
+
+        def on_event(event: Event) -> None:
+            a.events.put(event)
+            if event is not follows:
+                a.machine.outbox.emit(follows)
+
+        a.control._on_event = on_event
+        first = Noted()
+        a.control.post(lambda now: a.machine.outbox.emit(first))
+        assert a.events.get(timeout=PATIENCE) is first
+        assert a.events.get(timeout=PATIENCE) is follows
+
+
+def test_connections_are_looked_after_only_when_something_happened_there() -> None:
+    with EchoPeer() as a, EchoPeer() as b:
+        b.ping(a.address, 1)
+        a.machine.got.get(timeout=PATIENCE)
+        b.machine.got.get(timeout=PATIENCE)
+        a.control.call(lambda now: None).result(PATIENCE)
+        services = []
+        service = a.links.service
+
+        def count(now: float) -> None:
+            services.append(now)
+            service(now)
+
+        a.links.service = count  # type: ignore[method-assign]
+        for number in range(2, 60):
+            b.ping(a.address, number)
+            a.machine.got.get(timeout=PATIENCE)
+        assert len(services) < 30, "messages on standing connections are no reason"
+        services.clear()
+        b.control.stop()
+        eventually(lambda: bool(services), "the end of a connection is a reason")
+
+
 def test_a_fault_in_the_machine_is_kept_and_logged_and_the_peer_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
