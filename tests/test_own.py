@@ -5,7 +5,7 @@ from __future__ import annotations
 from directory_cluster import KEY, Cluster, Peer, numbers, value
 
 from tensorhub_p2p.config import DirectoryConfig
-from tensorhub_p2p.protocol.directory.directory import Directory, WriteDone
+from tensorhub_p2p.protocol.directory.directory import RARELY, Directory, WriteDone
 from tensorhub_p2p.protocol.directory.own import MAX_WITHDRAWN, OwnRegisters
 from tensorhub_p2p.protocol.directory.pending import PendingRecords
 from tensorhub_p2p.protocol.directory.records import (
@@ -196,3 +196,21 @@ def test_a_directory_that_wrote_nothing_checks_nothing() -> None:
     directory: Directory = cluster[0].directory
     assert cluster.read(cluster[0]) == {}
     assert directory._repair_at is None
+
+
+def test_where_nobody_needs_what_is_written_it_is_compared_less_often() -> None:
+    cluster = Cluster(peers=8, config=DirectoryConfig(virtual_nodes=16, keep_former_seconds=600.0))
+    writer = next(p for p in cluster.peers.values() if p not in cluster.owners())
+    cluster.write(writer, "a", 1)
+    cluster.write(writer, "b", 1)
+    minutes, interval = 4 * 60.0, cluster.config.repair_interval
+
+    def checks() -> int:
+        found = sent(cluster, minutes)
+        return sum(isinstance(message, DirectoryCheck) for message in found) // 3
+
+    assert checks() >= 0.8 * minutes / interval
+    writer.directory.let_go(cluster.now, KEY, "a")
+    writer.directory.withdraw(cluster.now, KEY, "b", 0)
+    cluster.net.settle(writer.me)
+    assert 1 <= checks() <= 1.5 * minutes / (RARELY * interval)

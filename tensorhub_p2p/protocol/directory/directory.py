@@ -26,7 +26,8 @@ Who sends what when, as a client:
                         makes no storm. Marks of such keys again, to all owners
     let_go              the register is withdrawn, `forget_hidden_after` later
     every repair_interval (jittered)  DirectoryCheck to the owners of each key with own registers:
-                        the fingerprint of what they should hold. Who holds something else
+                        the fingerprint of what they should hold; less often where nobody needs
+                        it any more (own.py). Who holds something else
                         answers DirectoryLacks, and is told what it lacks (own.py)
 
 A refused write may have been stored by a minority. The directory then writes what stood
@@ -79,6 +80,8 @@ from tensorhub_p2p.protocol.messages import (
 __all__ = ["Admit", "Directory", "Refusal", "admit_all"]
 
 FOREVER = float("inf")
+RARELY = 6
+"""Keys in which nobody needs what is written are compared each so many rounds."""
 LAGS = 8
 """Tries for which owners that a done write doesn't need are asked on."""
 RENEWAL = 0.4
@@ -189,6 +192,7 @@ class Directory:
         self._checks: list[tuple[float, Key, Owners]] = []
         """When to compare which key with which of its owners."""
         self._repair_at: float | None = None
+        self._repairs_begun = 0
         self._watched: dict[Key, Owners] = {}
         self._pins_watched: set[Key] = set()
         """Of the watched keys those of whose pins this peer is told."""
@@ -565,11 +569,13 @@ class Directory:
         if self._repair_at is not None and now >= self._repair_at:
             self._repair_at = None
             self._own.prune(now)
-            keys = list(self._own.keys)
+            self._repairs_begun += 1
+            rare = self._repairs_begun % RARELY == 0
+            keys = [key for key in self._own.keys if rare or not self._own.is_over(key)]
             spread = self._spread(len(keys))
             self._checks = [(now + self._rng.random() * spread, key, ()) for key in keys]
             heapify(self._checks)
-            if keys:
+            if self._own.keys:
                 self._plan_repair(now)
         while self._checks and self._checks[0][0] <= now:
             _, key, fresh = heappop(self._checks)

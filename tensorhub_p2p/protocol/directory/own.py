@@ -55,6 +55,13 @@ class OwnRegisters:
         """Keys with own registers (marks don't count)."""
         return self._mine.keys()
 
+    def is_over(self, key: Key) -> bool:
+        """All that was written there is withdrawn, or will be: nobody needs it."""
+        return all(
+            register.value is None or (key, name) in self._let_go
+            for name, register in self._mine.get(key, {}).items()
+        )
+
     def get(self, place: Place) -> Register | None:
         """What is written there: a register, or a mark."""
         key, name = place
