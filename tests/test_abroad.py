@@ -588,6 +588,7 @@ def test_a_pull_learns_of_holders_in_another_zone_and_how_to_reach_them() -> Non
     c = published(1)
     puller, (first, second) = rollouts(c)[0], trainers(c)
     publication, _ = c.ask_all(ROLLOUT, rollouts(c))
+    assert publication.sources == (), "how to reach them comes with the look at the directory"
     assert follow(c, puller, publication.publication, 0) == {c.id(first)}
     assert follow(c, puller, publication.publication, 1) == {c.id(second)}
     node = c.nodes[puller]

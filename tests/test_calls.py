@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from registry import Registry
 
@@ -13,7 +15,7 @@ from tensorhub_p2p.protocol.groups.calls import CallAnswered, CallFailed, CallMe
 from tensorhub_p2p.protocol.groups.claims import generation_of
 from tensorhub_p2p.protocol.groups.group_part import TO_LEADER
 from tensorhub_p2p.protocol.groups.leading import CallLeader, LeaderState
-from tensorhub_p2p.protocol.groups.selection import Floor
+from tensorhub_p2p.protocol.groups.selection import Floor, Sources
 from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
 from tensorhub_p2p.protocol.messages import (
@@ -26,6 +28,7 @@ from tensorhub_p2p.protocol.messages import (
     GroupMessage,
     Message,
     Question,
+    Source,
 )
 
 GROUP = Group("policy", "rollout")
@@ -37,6 +40,11 @@ def publication(version: int) -> Publication:
     return Publication(0, version, "trainer", Generation(1, 1))
 
 
+def trainer(shard: int) -> Source:
+    """Who has the shard of every version."""
+    return Source(PeerId(f"trainer{shard}"), Slot(Group("policy", "trainer"), shard))
+
+
 @dataclass
 class Resolver:
     """Answers when the test says so: `latest` with what is newest then, a number with itself."""
@@ -44,7 +52,7 @@ class Resolver:
     newest: int | None = 1
     asked: list[tuple[Question, int, Floor]] = field(default_factory=list)
     pinned: int | None = None
-    _wanted: tuple[Question, Callable[[float, Decision], None]] | None = None
+    _wanted: tuple[Question, Callable[[float, Decision, Sources], None]] | None = None
 
     def resolve(
         self,
@@ -52,7 +60,7 @@ class Resolver:
         question: Question,
         call: int,
         floor: Floor,
-        then: Callable[[float, Decision], None],
+        then: Callable[[float, Decision, Sources], None],
     ) -> None:
         self.asked.append((question, call, floor))
         self._wanted = (question, then)
@@ -66,7 +74,7 @@ class Resolver:
             return
         (question, then), self._wanted = self._wanted, None
         self.pinned = self.newest if question == LATEST else int(question.selector)
-        then(now, Decision(publication(self.pinned), 2))
+        then(now, Decision(publication(self.pinned), 2), {s: (trainer(s),) for s in range(4)})
 
 
 @dataclass
@@ -107,6 +115,8 @@ class Calls(Registry):
     shards: int = 3
     got: dict[tuple[int, int], Publication] = field(default_factory=dict)
     """By (shard, call)."""
+    sources: dict[int, list[tuple[Source, ...]]] = field(default_factory=lambda: defaultdict(list))
+    """By shard: what its answers named to begin with."""
     failed: list[tuple[int, CallFailed]] = field(default_factory=list)
     resolver: Resolver = field(default_factory=Resolver)
     answering: bool = True
@@ -133,6 +143,7 @@ class Calls(Registry):
         if isinstance(event, CallAnswered):
             key = (shard, event.call)
             found = event.decision.publication
+            self.sources[shard].append(event.sources)
             assert self.got.setdefault(key, found) == found
             for (_, call), other in self.got.items():
                 assert call != event.call or other == found, "two answers to one call"
@@ -531,6 +542,49 @@ def test_a_survivor_that_is_through_with_the_call_still_tells_of_it() -> None:
     for member in calls.members[1:]:
         member.broke(calls.now, "the leader is gone")
     calls.until(lambda: (2, 1) in calls.got)
+    assert calls.sources[2] == [()], "who held it then is long ago"
+
+
+# --- whom to begin with ---
+
+
+def test_each_member_is_told_who_has_its_own_shard() -> None:
+    calls = Calls()
+    calls.call()
+    assert calls.sources == {shard: [(trainer(shard),)] for shard in range(3)}
+
+
+def test_who_asks_after_the_decision_came_is_told_too_but_no_second_time() -> None:
+    """A retry has seen that they are of no use, or they are long gone."""
+    calls = Calls(shards=2)
+    calls.members[0].ask(calls.now, LATEST)
+    calls.until(lambda: calls.members[1].part.decided)
+    for _ in range(2):
+        calls.members[1].ask(calls.now, LATEST)
+        calls.until(lambda: calls.members[1].part.question is None)
+    calls.step()
+    assert calls.sources[1] == [(trainer(1),), ()]
+
+
+def test_a_decision_that_names_too_many_is_not_understood() -> None:
+    decision = Decision(publication(1), 2)
+    for number in (8, 9):
+        sources = (trainer(0),) * number
+        said = CallDecided(GROUP, Generation(1, 1), 0, 1, 1, LATEST, decision, sources)
+        packed = msgspec.msgpack.encode(said)
+        if number == 8:
+            assert msgspec.msgpack.decode(packed, type=CallDecided) == said
+        else:
+            with pytest.raises(msgspec.ValidationError):
+                msgspec.msgpack.decode(packed, type=CallDecided)
+
+
+def test_a_decision_of_a_peer_that_knows_of_no_sources_names_none() -> None:
+    decision = Decision(publication(1), 2)
+    said = CallDecided(GROUP, Generation(1, 1), 0, 1, 1, LATEST, decision)
+    *fields, _sources = msgspec.msgpack.decode(msgspec.msgpack.encode(said))
+    old = msgspec.msgpack.encode(fields)
+    assert msgspec.msgpack.decode(old, type=CallDecided).sources == ()
 
 
 def test_nothing_is_decided_any_more_once_the_generation_broke() -> None:

@@ -284,6 +284,8 @@ class World:
             text.append(message.question.selector)
         if isinstance(message, (CallRecord, CallDecided)):
             text.append(show_publication(message.decision.publication))
+        if isinstance(message, CallDecided) and message.sources:
+            text.append(f"at {' '.join(self.name_of(s.peer) for s in message.sources)}")
         if isinstance(message, CallRecorded) and message.floor != (-1, -1):
             text.append(f"floor v{message.floor[1]}")
         if isinstance(message, (Propose, Formed)):

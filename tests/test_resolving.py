@@ -18,7 +18,7 @@ from tensorhub_p2p.protocol.groups.resolving import (
     DirectoryResolver,
     ResolverState,
 )
-from tensorhub_p2p.protocol.groups.selection import NO_FLOOR
+from tensorhub_p2p.protocol.groups.selection import NO_FLOOR, Sources
 from tensorhub_p2p.protocol.identity import (
     NOBODY,
     Generation,
@@ -34,6 +34,7 @@ from tensorhub_p2p.protocol.messages import (
     Pin,
     Question,
     Register,
+    Source,
     VersionRecord,
     WholeMark,
 )
@@ -65,6 +66,7 @@ class Race(Registry):
         self.resolver.generation = GENERATION
         self.machines = {trainer: [self.references]}  # type: ignore[list-item]
         self.decision: Decision | None = None
+        self.sources: Sources = {}
 
     def step(self) -> None:
         super().step()
@@ -77,8 +79,8 @@ class Race(Registry):
         self.references.publish(self.now, Held(publication, 1, 4096, Phase.READY, False))
 
     def resolve(self) -> None:
-        def then(_now: float, decision: Decision) -> None:
-            self.decision = decision
+        def then(_now: float, decision: Decision, sources: Sources) -> None:
+            self.decision, self.sources = decision, sources
 
         self.resolver.resolve(self.now, LATEST, 1, NO_FLOOR, then)
 
@@ -167,7 +169,7 @@ class Waiting:
             GroupConfig(),
             lambda _now: None,
         )
-        self.resolver.resolve(0.0, LATEST, 1, NO_FLOOR, lambda _now, _decision: None)
+        self.resolver.resolve(0.0, LATEST, 1, NO_FLOOR, lambda _now, _decision, _sources: None)
 
     def read(
         self,
@@ -372,7 +374,24 @@ def test_who_has_waited_and_then_pulls_marks_the_version_once() -> None:
     assert waiting.resolver.state is ResolverState.CHECKING
     waiting.resolver.stop(0.3)
     waiting.written.clear()
-    waiting.resolver.resolve(0.3, LATEST, 2, NO_FLOOR, lambda _now, _decision: None)
+    waiting.resolver.resolve(0.3, LATEST, 2, NO_FLOOR, lambda _now, _decision, _sources: None)
     assert waiting.then is not None
     waiting.then(0.4, published(1, 2))
     assert [type(value) for value in waiting.written] == [Pin]
+
+
+def test_the_answer_names_who_holds_each_shard_but_nobody_who_is_silent_or_far() -> None:
+    race = Race()
+    what = Publication(0, 1, "trainer", GENERATION)
+    slots = {name: Slot(Group("policy", name), 0) for name in ("near", "silent", "far")}
+    race.held[versions_key("policy")] = Cells(
+        Register(PeerId(name), f"0@{name}", 1, 1, copy)
+        for name, slot in slots.items()
+        for copy in [VersionRecord(slot, 1, what, Phase.READY, GENERATION, True)]
+    )
+    membership = race.resolver._liveness
+    membership.is_responsive = lambda peer: peer != "silent"  # type: ignore[method-assign]
+    membership.zone = lambda peer: "zone" if peer != "far" else "far"  # type: ignore[method-assign]
+    race.resolve()
+    race.until(lambda: race.decision is not None)
+    assert race.sources == {0: (Source(PeerId("near"), slots["near"]),)}

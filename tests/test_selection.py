@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tensorhub_p2p.protocol.directory.registers import of_mark
 from tensorhub_p2p.protocol.groups.selection import (
+    MAX_SOURCES,
     NO_FLOOR,
     BadSelector,
     Copy,
@@ -18,6 +19,7 @@ from tensorhub_p2p.protocol.groups.selection import (
     newer_than,
     select,
     selector_of,
+    sources_for,
 )
 from tensorhub_p2p.protocol.identity import NOBODY, Generation, Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.messages import (
@@ -25,6 +27,7 @@ from tensorhub_p2p.protocol.messages import (
     Question,
     Register,
     Retraction,
+    Source,
     VersionRecord,
     WholeMark,
 )
@@ -252,6 +255,45 @@ def test_what_was_retracted_answers_nothing_and_hides_nothing() -> None:
     assert answer("3", *registers) is None
     assert answer("3", *all_of(publication(3, epoch=1)), retraction) == publication(3, epoch=1)
     assert "version 3 by trainer (retracted)" in describe(holdings(registers, nobody))
+
+
+# --- whom a pull may begin with ---
+
+
+def test_those_who_have_all_of_a_shard_and_are_near_are_named_for_it() -> None:
+    registers = [
+        *whole(V1, writer="t"),
+        held(V1, 0, writer="far", replica="elsewhere"),
+        held(V1, 0, Phase.PARTIAL, writer="p", replica="partial"),
+        held(V1, 1, Phase.WITHDRAWING, writer="w", replica="leaving"),
+        held(V2, 1, writer="n", replica="newer"),
+    ]
+    found = holdings(registers, nobody)[V1]
+    sources = sources_for(Group("policy", "r"), found, lambda peer: peer != "far0")
+    trainer = Group("policy", "trainer")
+    assert sources == {s: (Source(PeerId(f"t{s}"), Slot(trainer, s)),) for s in (0, 1)}
+
+
+def test_groups_that_may_begin_with_many_holders_spread_over_them() -> None:
+    holders = [held(V1, 0, writer=f"h{i}-", replica=f"h{i}", num_shards=1) for i in range(8)]
+    found = holdings(holders, nobody)[V1]
+    first: dict[Source, int] = {}
+    for number in range(1000):
+        chosen = sources_for(Group("policy", f"rollout-{number}"), found, lambda _peer: True)[0]
+        assert len(set(chosen)) == MAX_SOURCES
+        first[chosen[0]] = first.get(chosen[0], 0) + 1
+    assert len(first) == 8
+    assert max(first.values()) < 1.5 * 1000 / 8
+
+
+def test_nobody_is_named_where_replicas_publish_the_version_side_by_side() -> None:
+    beside = publication(1, replica="trainer-2")
+    found = holdings([*whole(V1), *whole(beside, writer="b"), *whole(V2, writer="n")], nobody)
+    group = Group("policy", "r")
+    assert sources_for(group, found[V1], lambda _peer: True) == {}
+    assert set(sources_for(group, found[V2], lambda _peer: True)) == {0, 1}
+    left = holdings([*whole(V1), marked(beside)], nobody)[V1]
+    assert set(sources_for(group, left, lambda _peer: True)) == {0, 1}, "nobody has it any more"
 
 
 # --- what a withdrawal may count on ---

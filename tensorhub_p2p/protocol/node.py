@@ -63,6 +63,7 @@ from tensorhub_p2p.protocol.messages import (
     Retain,
     SlotAnswer,
     SlotChallenge,
+    Source,
     Vote,
     ZoneGreeting,
 )
@@ -391,9 +392,19 @@ class Node:
         self.lookups.versions(now, number, deadline, model)
         self._settle(now)
 
-    def follow(self, now: float, model: str, shard: int, publication: Publication) -> int:
-        """Emit `HoldersChanged` with the returned number, now and at each change."""
-        number = self.following.start(now, model, shard, publication)
+    def follow(
+        self,
+        now: float,
+        model: str,
+        shard: int,
+        publication: Publication,
+        sources: tuple[Source, ...] = (),
+    ) -> int:
+        """Emit `HoldersChanged` with the returned number, now and at each change.
+
+        `sources`, if any answer, are the first that it names, with no look at the directory.
+        """
+        number = self.following.start(now, model, shard, publication, sources)
         self._settle(now)
         return number
 

@@ -131,10 +131,11 @@ class PullRun(Hooks):
         `give_up_old(timeout)` is called at most once, before the first byte changes.
         """
         self._give_up_old = give_up_old
-        driver, publication = self._driver, self._answer.publication
+        driver, answer = self._driver, self._answer
         model, shard = self._slot.group.model, self._slot.shard
         unfollow = driver.follow(
-            self._inbox, lambda now: driver.node.follow(now, model, shard, publication)
+            self._inbox,
+            lambda now: driver.node.follow(now, model, shard, answer.publication, answer.sources),
         )
         try:
             self._pull.run()

@@ -67,6 +67,7 @@ from tensorhub_p2p.protocol.messages import (
     GroupMessage,
     Message,
     Question,
+    Source,
 )
 
 SIGN_PART = 0.2
@@ -74,11 +75,12 @@ SIGN_PART = 0.2
 
 
 class CallAnswered(Event):
-    """The verb that asked may act on this decision."""
+    """The verb that asked may act on this decision; `sources` held its shard a moment ago."""
 
-    def __init__(self, call: int, decision: Decision) -> None:
+    def __init__(self, call: int, decision: Decision, sources: tuple[Source, ...] = ()) -> None:
         self.call = call
         self.decision = decision
+        self.sources = sources
 
 
 class CallFailed(Event):
@@ -101,6 +103,8 @@ class Part:
     """Set while a verb waits for the answer."""
     record: tuple[Question, Decision] | None = None
     decided: bool = False
+    sources: tuple[Source, ...] = ()
+    """Who held what is decided, for the first verb that acts on it."""
 
 
 def falls_below(question: Question, decision: Decision, floor: Floor) -> bool:
@@ -260,6 +264,7 @@ class CallMember:
         if message.call != part.call or (part.decided and message.question != part.question):
             return
         part.record, part.decided = (message.question, message.decision), True
+        part.sources = message.sources
         self._plan_sign(now)
         if part.question is not None and self._matches(part.question):
             self._answer()
@@ -273,7 +278,8 @@ class CallMember:
         self.part.question = None
         self._give_up_at = None
         self.unfinished = self.part.record[1].publication.order
-        self.outbox.emit(CallAnswered(self.part.call, self.part.record[1]))
+        sources, self.part.sources = self.part.sources, ()
+        self.outbox.emit(CallAnswered(self.part.call, self.part.record[1], sources))
 
     def _recall(self, message: CallRecall) -> None:
         known = self._last if message.call == self._done else None

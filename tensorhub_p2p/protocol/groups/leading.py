@@ -40,7 +40,7 @@ from typing import Protocol
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.groups.calls import falls_below, head
 from tensorhub_p2p.protocol.groups.floors import FloorKeeper
-from tensorhub_p2p.protocol.groups.selection import Floor
+from tensorhub_p2p.protocol.groups.selection import Floor, Sources
 from tensorhub_p2p.protocol.identity import PeerId, Slot
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.messages import (
@@ -72,9 +72,12 @@ class Resolver(Protocol):
         question: Question,
         call: int,
         floor: Floor,
-        then: Callable[[float, Decision], None],
+        then: Callable[[float, Decision, Sources], None],
     ) -> None:
-        """Look, and look again whenever something changed, until there is a pinned answer."""
+        """Look, and look again whenever something changed, until there is a pinned answer.
+
+        `then` gets it, and who holds it.
+        """
 
     def stop(self, now: float) -> None:
         """Forget the question, and end its pin."""
@@ -127,6 +130,8 @@ class CallLeader:
         self._resolving_from: Floor = record.floor
         self._question: Question | None = None
         self._decision: Decision | None = None
+        self._sources: Sources = {}
+        """Who held what was decided."""
         self._round = 0
         """Counts decisions to record, so that one is not taken for another."""
         self._broken = False
@@ -269,9 +274,9 @@ class CallLeader:
         self._resolving_from = self._floor_now()
         call = self.call
 
-        def then(now: float, decision: Decision) -> None:
+        def then(now: float, decision: Decision, sources: Sources) -> None:
             if self.call == call and self.state is LeaderState.RESOLVING:
-                self._decision = decision
+                self._decision, self._sources = decision, sources
                 self._round += 1
                 self._enter(LeaderState.RECORDING)
                 self._repeat(now)
@@ -329,7 +334,14 @@ class CallLeader:
         self._retry_at = now + self._config.retry_interval
 
     def _tell_decision(self, shard: int) -> None:
-        self._send(shard, CallDecided, self.call, question=self._question, decision=self._decision)
+        self._send(
+            shard,
+            CallDecided,
+            self.call,
+            question=self._question,
+            decision=self._decision,
+            sources=self._sources.get(shard, ()),
+        )
 
     def _send(self, shard: int, kind: type[GroupMessage], call: int, **fields: object) -> None:
         member = self.record.members[shard]

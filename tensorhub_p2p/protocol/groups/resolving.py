@@ -17,7 +17,8 @@ Theory of operation.
               read then? A holder that withdraws says so before it looks at the pins, and we pin
               before we look who withdraws: one of the two sees the other. Only what W owners
               hold counts here: whoever asks after us must see it, too
-    PINNED    answered; the pin stays until `stop`
+    PINNED    answered, with a few of the own zone's holders of each shard, which the group's
+              pulls may begin with; the pin stays until `stop`
 
 Other zones are looked at unless the own one has an answer that none of them can better. Mark
 and pin are written where the publication is covered: in the own zone if it is there, and
@@ -57,14 +58,16 @@ from tensorhub_p2p.protocol.groups.selection import (
     Floor,
     Holding,
     Places,
+    Sources,
     decision_of,
     describe,
     holdings,
     places,
     select,
+    sources_for,
     stands,
 )
-from tensorhub_p2p.protocol.identity import Generation, Publication, Slot
+from tensorhub_p2p.protocol.identity import Generation, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.messages import Decision, Pin, Question, WholeMark
 
 LONGEST_REST = 8.0
@@ -102,7 +105,7 @@ class DirectoryResolver:
         self._question: Question | None = None
         self._call = 0
         self._floor = NO_FLOOR
-        self._then: Callable[[float, Decision], None] | None = None
+        self._then: Callable[[float, Decision, Sources], None] | None = None
         self._answer: Holding | None = None
         """What is being marked, pinned and checked."""
         self._places: Places = {}
@@ -134,7 +137,7 @@ class DirectoryResolver:
         question: Question,
         call: int,
         floor: Floor,
-        then: Callable[[float, Decision], None],
+        then: Callable[[float, Decision, Sources], None],
     ) -> None:
         self._question, self._call, self._floor, self._then = question, call, floor, then
         self._rest = 4 * self._config.retry_interval
@@ -297,7 +300,14 @@ class DirectoryResolver:
             return
         self.state = ResolverState.PINNED
         assert self._then is not None
-        self._then(now, decision_of(pinned))
+        sources = sources_for(self.slot.group, pinned, self._is_near)
+        self._then(now, decision_of(pinned), sources)
+
+    def _is_near(self, peer: PeerId) -> bool:
+        """All of the group know it, and it answers."""
+        return self._liveness.zone(peer) == self._liveness.home and self._liveness.is_responsive(
+            peer
+        )
 
     def _again(self, now: float) -> None:
         """The owners refused, or know better: look again, but not in a tight loop."""

@@ -18,16 +18,20 @@ look at the others, `places` in which zones a publication has to be pinned.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import mmh3
+
 from tensorhub_p2p.protocol.directory.records import Registers, values
-from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
+from tensorhub_p2p.protocol.identity import Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.messages import (
     Decision,
     Phase,
     Question,
     Retraction,
+    Source,
     VersionRecord,
     WholeMark,
 )
@@ -40,6 +44,11 @@ Places = Mapping[str, tuple[int, ...]]
 """Zones in which a publication is to be kept, each with the shards; () stands for all of them."""
 
 
+Sources = Mapping[int, tuple[Source, ...]]
+"""By shard: whom a group's pulls may begin with, before they have asked who else holds it."""
+
+MAX_SOURCES = 4
+"""Of one shard."""
 MAX_DESCRIBED = 5
 """Publications that an error message names."""
 
@@ -93,8 +102,8 @@ class Holding:
     before. A mark that was merely read may be on one owner, and be refused by the others."""
     publishing: set[int] = field(default_factory=set)
     """Shards that the publishing replica's own slots have ready."""
-    ready: dict[int, set[PeerId]] = field(default_factory=dict)
-    """By shard: reachable peers that have all of it."""
+    ready: dict[int, set[Source]] = field(default_factory=dict)
+    """By shard: reachable peers that have all of it, and by which slot."""
     slots: int = 0
     """Slots that hold it, in whole or in part."""
     retracted: bool = False
@@ -103,6 +112,8 @@ class Holding:
     """By shard: what a withdrawal may count on, or ask for a promise."""
     digests: dict[int, bytes] = field(default_factory=dict)
     """By shard: the digest of its content, once the publisher has said it."""
+    has_twins: bool = False
+    """Somebody has the version as another replica published it."""
     contradicted_by: Publication | None = None
     """A lower publication of the version that has other bytes, and stands."""
 
@@ -135,8 +146,8 @@ class Holding:
         """The shards that are ready at holders in this zone."""
         return frozenset(
             shard
-            for shard, peers in self.ready.items()
-            if any(zone_of(peer) == zone for peer in peers)
+            for shard, sources in self.ready.items()
+            if any(zone_of(source.peer) == zone for source in sources)
         )
 
     def covered_at(self, places: Places, zone_of: Callable[[PeerId], str]) -> bool:
@@ -163,10 +174,12 @@ def holdings(registers: Registers, is_gone: Callable[[PeerId], bool]) -> dict[Pu
         if is_gone(register.writer) or record.phase is Phase.HIDDEN:
             continue
         _count(holding, register.writer, record)
+    held = Counter(holding.publication.order for holding in found.values() if holding.slots)
     retracted = {(bad.epoch, bad.version) for _, bad in values(registers, Retraction)}
     for holding in found.values():
         holding.whole = holding.whole or len(holding.publishing) == holding.num_shards
         holding.retracted = holding.publication.order in retracted
+        holding.has_twins = held[holding.publication.order] > 1
     _compare(found)
     return found
 
@@ -195,7 +208,7 @@ def _count(holding: Holding, writer: PeerId, record: VersionRecord) -> None:
     own = record.slot.group.replica == holding.publication.replica
     holding.slots += 1
     if record.phase is Phase.READY:
-        holding.ready.setdefault(shard, set()).add(writer)
+        holding.ready.setdefault(shard, set()).add(Source(writer, record.slot))
         if own and record.generation == holding.publication.generation:
             holding.publishing.add(shard)
     if record.phase is not Phase.PARTIAL and not record.spot:
@@ -268,7 +281,7 @@ def places(
     The own zone comes before others, and those by name, so that all who ask choose alike; it
     comes last where it can't be read from (`home_first`).
     """
-    zones = {zone_of(peer) for peers in answer.ready.values() for peer in peers}
+    zones = {zone_of(source.peer) for sources in answer.ready.values() for source in sources}
     line = sorted(zones, key=lambda zone: ((zone != home) is home_first, zone))
     for zone in line:
         if answer.covered_at({zone: ()}, zone_of):
@@ -285,6 +298,25 @@ def places(
 
 def decision_of(holding: Holding) -> Decision:
     return Decision(holding.publication, holding.num_shards)
+
+
+def sources_for(group: Group, answer: Holding, is_near: Callable[[PeerId], bool]) -> Sources:
+    """Whom the group's pulls may begin with: a few holders of each shard, of those that are near.
+
+    Each group takes others, by a hash, so that thousands of them spread. None where replicas
+    published the version side by side: a pull reads from all of these, as the directory says.
+    """
+    if answer.has_twins:
+        return {}
+
+    def place(slot: Slot, source: Source) -> tuple[int, Source]:
+        return mmh3.hash64(f"{slot}\0{source.peer}\0{source.slot}", signed=False)[0], source
+
+    found: dict[int, tuple[Source, ...]] = {}
+    for shard, ready in answer.ready.items():
+        near = [place(Slot(group, shard), source) for source in ready if is_near(source.peer)]
+        found[shard] = tuple(source for _, source in sorted(near)[:MAX_SOURCES])
+    return found
 
 
 def describe(found: dict[Publication, Holding]) -> str:

@@ -41,6 +41,7 @@ from tensorhub_p2p.protocol.messages.groups import (
     Question,
     SlotAnswer,
     SlotChallenge,
+    Source,
     Vote,
 )
 from tensorhub_p2p.protocol.messages.membership import (
@@ -161,6 +162,7 @@ __all__ = [
     "SlotAnswer",
     "SlotChallenge",
     "SlotClaim",
+    "Source",
     "Status",
     "Value",
     "VersionHint",

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tensorhub_p2p.protocol.identity import Generation, Group, Publication, Slot
+from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.messages.message import Count, Message, Short
 from tensorhub_p2p.protocol.messages.records import GenerationRecord
 
@@ -79,6 +79,13 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     num_shards: Count
 
 
+class Source(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Somebody who has all of a shard of what was decided, by this slot."""
+
+    peer: PeerId
+    slot: Slot
+
+
 class GroupMessage(Message, frozen=True):
     """Common head: `shard` is the addressee's, `sender_shard` the sender's."""
 
@@ -124,10 +131,14 @@ class CallRecorded(GroupMessage, frozen=True):
 
 
 class CallDecided(GroupMessage, frozen=True):
-    """Recorded by all and pinned: members may act on it."""
+    """Recorded by all and pinned: members may act on it.
+
+    `sources` had the member's shard when that was decided. A survivor that is asked names none.
+    """
 
     question: Question
     decision: Decision
+    sources: Annotated[tuple[Source, ...], Meta(max_length=8)] = ()
 
 
 class CallRecall(GroupMessage, frozen=True):

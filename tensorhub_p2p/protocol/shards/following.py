@@ -8,7 +8,12 @@ to watch it, and every `holders_interval`, as news of changes may be lost and de
 key. Of a change the directory tells what is new, or else the key is read again. A follow has at
 most one read under way (inquiry.py): reads that are not answered, as in a partition, don't pile
 up, and no late answer follows a newer one.
-`HoldersChanged` is emitted for the first answer, and for each that differs from the last.
+Whoever decided that the pull may begin has just looked who has the shard, and may have named a
+few (`sources`). Of these, those that answer are told as holders at once, and the key is read only
+when it begins to be watched, `UNWATCHED` seconds later: a pull that is over by then has cost the
+directory nothing. If all of them turn out to be gone before, nothing is lost but that moment.
+`HoldersChanged` is emitted for these and for the first answer, and for each that differs from the
+last.
 While no responsive peer of the own zone has all of the shard, holders in other zones are
 looked for too. Holders that are silent are named only while no responsive one has all of it:
 so they get no new readers, and keep those that they have.
@@ -36,7 +41,7 @@ from tensorhub_p2p.protocol.directory.records import (
 from tensorhub_p2p.protocol.identity import PeerId, Publication
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.manifest import DIGEST_BYTES
-from tensorhub_p2p.protocol.messages import DigestList, HolderRecord, Phase
+from tensorhub_p2p.protocol.messages import DigestList, HolderRecord, Phase, Source
 from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
 
 UNWATCHED = 0.05
@@ -63,6 +68,7 @@ class Follow:
         records: Records,
         liveness: Presence,
         interval: float,
+        sources: tuple[Source, ...],
     ) -> None:
         self.outbox = Outbox()
         self._number = number
@@ -75,7 +81,15 @@ class Follow:
         self._key = holders_key(model, shard)
         self._inquiry = Inquiry(records, self._key, self._on_registers)
         self._watch: int | None = None
-        self._look(now)
+        named = tuple(
+            Holder(source.peer, source.slot, Phase.READY, publication)
+            for source in sources
+            if liveness.is_responsive(source.peer)
+        )
+        if named:
+            self._tell(named, ())
+        else:
+            self._look(now)
         self._look_at = now + UNWATCHED
 
     def _look(self, now: float) -> None:
@@ -108,7 +122,9 @@ class Follow:
         answering = [h for h in holders if self._liveness.is_responsive(h.peer)]
         if any(h.phase is Phase.READY and h.publication == self._publication for h in answering):
             holders = tuple(answering)
-        digests = self._digests_left(registers)
+        self._tell(holders, self._digests_left(registers))
+
+    def _tell(self, holders: tuple[Holder, ...], digests: tuple[bytes, ...]) -> None:
         if (holders, digests) != (self._holders, self._digests):
             self._holders, self._digests = holders, digests
             self.outbox.emit(HoldersChanged(self._number, holders, digests))
@@ -147,8 +163,18 @@ class Following:
         self._liveness = liveness
         self._config = config
 
-    def start(self, now: float, model: str, shard: int, publication: Publication) -> int:
-        """Begin a follow; its number is in each of its `HoldersChanged`."""
+    def start(
+        self,
+        now: float,
+        model: str,
+        shard: int,
+        publication: Publication,
+        sources: tuple[Source, ...] = (),
+    ) -> int:
+        """Begin a follow; its number is in each of its `HoldersChanged`.
+
+        `sources` are known to have the shard: the pull begins with them.
+        """
         number = next(self._numbers)
         self._follows[number] = Follow(
             now,
@@ -159,6 +185,7 @@ class Following:
             self._records,
             self._liveness,
             self._config.holders_interval,
+            sources,
         )
         return number
 

@@ -100,7 +100,8 @@ def on_answered(shard: Machines, now: float, event: CallAnswered) -> None:
     if shard.part.calls.generation is not None and shard.running.is_a("ask"):
         decision = event.decision
         shard.part.keep_answer(event)
-        shard.done(Answer(event.call, decision.publication, decision.num_shards))
+        answer = Answer(event.call, decision.publication, decision.num_shards, event.sources)
+        shard.done(answer)
 
 
 def on_call_failed(shard: Machines, now: float, event: CallFailed) -> None:

@@ -6,12 +6,12 @@ Rules of this file. Values only. A verb has a number, a deadline and exactly one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tensorhub_p2p.errors import TensorHubError
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event
-from tensorhub_p2p.protocol.messages import Message, Phase
+from tensorhub_p2p.protocol.messages import Message, Phase, Source
 
 VerbId = int
 
@@ -35,6 +35,8 @@ class Answer:
     call: int
     publication: Publication
     num_shards: int
+    sources: tuple[Source, ...] = field(default=(), compare=False)
+    """Who held its shard when that was decided, for the pull to begin with."""
 
 
 @dataclass(frozen=True)

@@ -305,7 +305,8 @@ class SimPull:
         peer, slot = self.peer, self.handle.slot
         peer.pulls[self._name] = self
         model, shard = slot.group.model, slot.shard
-        follow = peer.node.follow(peer.now, model, shard, self.publication)
+        sources = self._answer.sources
+        follow = peer.node.follow(peer.now, model, shard, self.publication, sources)
         peer.follows[follow] = self
         peer.pump()
         try:
