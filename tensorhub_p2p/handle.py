@@ -126,7 +126,6 @@ class ShardHandle:
         for duplicate or empty names.
         """
         with self._in_verb("register", HandleState.OPEN):
-            self._driver.check_process()
             self._region = Region.of(tensors)
             self._become(REGISTERED)
 
@@ -508,6 +507,7 @@ class ShardHandle:
 
     @contextmanager
     def _in_verb(self, verb: str, *states: HandleState) -> Iterator[None]:
+        self._driver.check_process()
         if not self._busy.acquire(blocking=False):
             raise StateError(
                 f"{verb}() on {self._slot}: another thread is in its {self._verb}(); "

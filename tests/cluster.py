@@ -215,6 +215,15 @@ class Cluster:
         self.net.settle(node.info.peer_id)
         return number
 
+    def versions(self, peer: int, timeout: float = 10.0) -> int:
+        number = len(self.verbs) + 1
+        deadline = self.now + timeout
+        self.verbs[number] = Running(number, peer, "versions", None, self.now, deadline)
+        node = self.nodes[peer]
+        node.versions(self.now, number, deadline, "policy")
+        self.net.settle(node.info.peer_id)
+        return number
+
     def leave_well(self, peer: int, timeout: float = 10.0) -> int:
         """It hands on what it keeps; its handles are closed by the caller, afterwards."""
         number = len(self.verbs) + 1

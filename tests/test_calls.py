@@ -352,6 +352,8 @@ def test_only_questions_of_the_same_attempt_must_agree() -> None:
     for _ in range(100):
         calls.step()
     assert not calls.failed
+    told = calls.leader.waiting_for()
+    assert "shard 0 waits with replicate(6), others with replicate(5)" in told
     other.withdraw()
     other.ask(calls.now, SIX)
     calls.answering = True

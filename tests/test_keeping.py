@@ -422,6 +422,22 @@ def test_a_peer_that_leaves_alone_says_what_was_lost() -> None:
         assert "p4" in lost
 
 
+def test_a_peer_that_is_alone_leaves_without_a_word() -> None:
+    """What only its own handles retain is wanted by nobody, whichever of them closes first."""
+    cluster = Cluster(0, 1, offload_limit=ROOM)
+    trainer, watcher = Slot(Group("policy", "t"), 0), Slot(Group("policy", "w"), 0)
+    cluster.wait(cluster.open(0, trainer, 1))
+    cluster.wait(cluster.open(0, watcher, 1, retain=Retain(newest=2)))
+    for version in (1, 2, 3):
+        cluster.wait(cluster.publish(0, trainer, version))
+        if version < 3:
+            cluster.wait(cluster.unpublish(0, trainer))
+    leaving = cluster.leave_well(0)
+    closing = [cluster.close(0, slot) for slot in (trainer, watcher)]
+    cluster.wait(*closing)
+    assert cluster.wait(leaving) == [()]
+
+
 def test_everything_that_leaves_at_once_ends_by_the_deadline() -> None:
     cluster = trainers(Retain(newest=1))
     cluster.publish_all(TRAINER, TRAINERS, 1)

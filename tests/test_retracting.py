@@ -43,6 +43,13 @@ def test_a_retracted_version_answers_no_question_any_more() -> None:
     assert cluster.nodes[0].holds(T[0]), "it is still published there"
 
 
+def test_it_is_not_listed_any_more() -> None:
+    cluster = published(1, 2)
+    assert [version.version for version in cluster.wait(cluster.versions(4))[0]] == [2]
+    cluster.wait(cluster.retract(4, 2))
+    assert cluster.wait(cluster.versions(4)) == [()]
+
+
 def test_it_can_not_be_published_again_but_the_next_one_can() -> None:
     cluster = published(1)
     cluster.wait(cluster.retract(4, 1))

@@ -227,6 +227,8 @@ def test_a_forked_child_gets_an_error_and_harms_nobody() -> None:
             for call in (
                 peer.members, lambda: peer.open("m"), lambda: peer.versions("m"),
                 trainer.unpublish, lambda: rollout.replicate(timeout=5),
+                lambda: trainer.publish(2), trainer.unregister,
+                lambda: trainer.register({"w": copy}),
                 lambda: peer.open("m", replica="x").register({"w": copy}),
             ):
                 try:

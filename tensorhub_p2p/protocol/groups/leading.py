@@ -368,6 +368,13 @@ class CallLeader:
     def waiting_for(self) -> str:
         """For the error of whoever runs into a deadline."""
         what = f"call {self.call} of {self.slot.group}: {self.state.value}"
+        other = [s for s, ask in self._asks.items() if ask.question != self._question]
+        if self._question is not None and other:
+            asks = self._asks[other[0]].question
+            asked = f"{self._question.verb}({self._question.selector})"
+            what += (
+                f"; shard {other[0]} waits with {asks.verb}({asks.selector}), others with {asked}"
+            )
         if self.state in {LeaderState.OPEN, LeaderState.RESOLVING, LeaderState.OVER}:
             return what
         return f"{what} (shard {self._silent()} has not)"

@@ -188,8 +188,11 @@ class Needs:
             self._look_at_versions(now)
 
     def _own(self, model: str) -> tuple[Wish, ...]:
-        """As they are now: what is on record of them may be on its way to be withdrawn."""
-        retain = self._custody.own(model)
+        """As they are now: what is on record of them may be on its way to be withdrawn.
+
+        Who leaves wants nothing any more, whichever of its handles closes first.
+        """
+        retain = self._custody.own(model) if not self._custody.leaving else None
         return () if retain is None else (Wish("this peer", retain.newest, retain.versions),)
 
     def _is_enough(self, registers: Registers) -> bool:

@@ -58,7 +58,7 @@ class Lookups:
         zones = self._zones(registers)
         merged: dict[tuple[int, int], VersionSummary] = {}
         for publication, holding in holdings(registers, self._liveness.is_gone).items():
-            if not holding.slots:
+            if not holding.slots or holding.retracted:
                 continue
             order = publication.order
             before = merged.get(order, VersionSummary(*order, False, 0, ()))

@@ -85,7 +85,10 @@ class Retractions:
         same = [p.epoch for p in found if p.version == running.version]
         if not same:
             del self._running[number]
-            why = f"retract({running.version}) of model {running.model!r}: {describe(found)}"
+            why = (
+                f"retract({running.version}): model {running.model!r} has no version "
+                f"{running.version}; {describe(found)}"
+            )
             self.outbox.emit(Failed(number, VersionUnavailable(why)))
             return
         running.bad = Retraction(max(same), running.version)
