@@ -3,8 +3,8 @@
 Start it with `torchrun --nproc-per-node 4 examples/torchrun_sync.py`. Of 4 ranks, 0 and 1
 are the two shards of the trainer's replica, 2 and 3 the two shards of a rollout's. Each shard
 moves between the two processes that hold it: nothing is gathered, and no collective runs while
-weights move. The process group only tells everybody where rank 0 is, and compares the results
-at the end.
+weights move. The process group only tells everybody where rank 0 is, keeps the trainer's shards
+in step, and compares the results at the end.
 
 On several machines, set THUB_SECRET (`tensorhub-p2p keygen`) and THUB_BIND=0.0.0.0:0 on each.
 """
@@ -27,6 +27,7 @@ def main() -> None:
     if dist.get_world_size() % 2 or not num_shards:
         raise SystemExit("start an even number of ranks: half of them train, half follow")
     trains, shard = rank < num_shards, rank % num_shards
+    trainers = dist.new_group(list(range(num_shards)))
     torch.manual_seed(rank)
     model = torch.nn.Linear(1024, 1024 // num_shards)  # this shard's part of a layer
 
@@ -41,7 +42,7 @@ def main() -> None:
     ):
         handle.register(model)
         if trains:
-            train(handle, model)
+            train(handle, model, trainers)
         else:
             follow(handle, rank)
         compare(model, num_shards)  # nobody leaves before everybody has the last version
@@ -56,10 +57,13 @@ def join() -> th.Peer:
     return peer or th.Peer(cluster, seeds=seed)
 
 
-def train(handle: th.ShardHandle, model: torch.nn.Module) -> None:
+def train(
+    handle: th.ShardHandle, model: torch.nn.Module, trainers: dist.ProcessGroup | None
+) -> None:
     for version in range(1, STEPS + 1):
         handle.publish(version)
         time.sleep(0.5)  # a real trainer waits for its rollouts' samples here
+        dist.barrier(trainers)  # a version is whole only while all shards have it
         if version < STEPS:
             handle.unpublish()  # waits for rollouts that are reading
             with torch.no_grad():

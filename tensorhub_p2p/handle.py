@@ -149,8 +149,9 @@ class ShardHandle:
         higher version exists, GroupBroken, SlotTaken, Timeout.
 
         Several replicas may publish the same version. If one's bytes turn out to be others than
-        those of a replica with a lower name, its next call, whichever, raises VersionConflict:
-        it is not published any more then, and its tensors may change.
+        those of a replica with a lower name, its next call, whichever but close(), raises
+        VersionConflict: it is not published any more then, and its tensors may change. They
+        have to register alike: the order of the tensors counts, too.
         """
         version = checked_integer("version", version, 0, MAX_VERSION)
         check_flag("rewind", rewind)
@@ -192,7 +193,9 @@ class ShardHandle:
         last copy of a version that somebody retains, or whose pull is decided, it is
         copied to host memory first. RetentionLost if that can't be (`offload_limit`): it
         names who retains the version, and nothing was given up. `force=True` gives it
-        up all the same. Timeout: then it is still published.
+        up all the same, and never makes a copy. Timeout: then it is still published. If a
+        decided pull is all that holds it, and no copy can be made, it waits for its timeout
+        and then gives it up.
         """
         check_flag("force", force)
         check_timeout(timeout)
@@ -357,7 +360,9 @@ class ShardHandle:
         """Wait until a version above `newer_than` can be replicated; returns that version.
 
         -1 stands for any version; after a rewind any of the new epoch counts as above. A group
-        call, as `replicate` is: all shards of the replica get the same answer.
+        call, as `replicate` is: all shards of the replica get the same answer. It keeps the
+        version for nobody: that may be gone when `replicate` asks for it. Raises GroupBroken,
+        GroupDivergence, Timeout.
         """
         newer_than = checked_integer("newer_than", newer_than, -1, MAX_VERSION)
         check_timeout(timeout)

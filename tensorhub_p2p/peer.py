@@ -298,8 +298,8 @@ def close_on_sigterm(peer: Peer, timeout: float = 30.0) -> None:
     """Have SIGTERM close this peer, then do what it did before. Call it in the main thread.
 
     `timeout` is that of `Peer.close`: what others retain is handed over, so give it less than
-    the time until SIGKILL follows. Waits in the main thread end with PeerClosed meanwhile.
-    What was lost is logged.
+    the time until SIGKILL follows. Waits in the main thread end with a StateError meanwhile.
+    What was lost is logged. Raises ValueError in any other thread.
     """
     check_timeout(timeout)
     before = signal.getsignal(signal.SIGTERM)

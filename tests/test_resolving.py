@@ -314,15 +314,6 @@ def test_who_waits_acts_on_what_it_is_told_and_marks_and_pins_at_once() -> None:
     assert [type(value) for value in waiting.written] == [WholeMark, Pin]
 
 
-def test_what_has_one_shard_is_pinned_with_no_mark() -> None:
-    waiting = Waiting()
-    waiting.answer(0.0)
-    waiting.answer(0.0)
-    waiting.told = published(1, 1)
-    waiting.changed(0.1)
-    assert [type(value) for value in waiting.written] == [Pin]
-
-
 def test_who_waits_reads_what_changed_if_it_was_not_told() -> None:
     waiting = Waiting()
     waiting.answer(0.0)

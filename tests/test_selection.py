@@ -355,7 +355,9 @@ LOWER, THIRD = publication(1, replica="other"), publication(1, replica="zebra")
 
 
 def contradicted(*registers: Register, is_gone: Any = nobody) -> dict[Publication, Any]:
-    found = holdings(registers, is_gone)
+    """By publication: what it is contradicted by. The others were whole once."""
+    marks = [marked(what) for what in (LOWER, THIRD)]
+    found = holdings([*registers, *marks], is_gone)
     return {p: h.contradicted_by for p, h in found.items() if h.contradicted_by is not None}
 
 
@@ -387,10 +389,17 @@ def test_what_is_contradicted_answers_nobody_whoever_has_a_copy_of_it() -> None:
     pulled = [held(V1, s, replica="rollout", writer="r", was_whole=True) for s in range(2)]
     hidden = held(V1, 0, phase=Phase.HIDDEN, digests=A)
     assert answer("latest", *pulled, hidden) == V1
-    lower = held(LOWER, 0, writer="o", digests=B)
-    assert answer("latest", *pulled, hidden, lower) is None
-    assert f"other bytes than {LOWER}" in describe(holdings([*pulled, hidden, lower], nobody))
+    lower = [held(LOWER, 0, writer="o", digests=B), marked(LOWER)]
+    assert answer("latest", *pulled, hidden, *lower) is None
+    assert f"other bytes than {LOWER}" in describe(holdings([*pulled, hidden, *lower], nobody))
     assert answer("latest", *pulled, hidden, *whole(LOWER, digests=B)) == LOWER
+
+
+def test_a_publication_that_is_not_whole_contradicts_nobody() -> None:
+    mine, lower = held(V1, 0, digests=A), held(LOWER, 0, writer="o", digests=B)
+    found = holdings([mine, lower, *whole(V1, writer="t")], nobody)
+    assert found[V1].contradicted_by is None
+    assert answer("latest", *whole(V1, digests=A), lower) == V1
 
 
 def test_a_publication_that_nobody_has_any_more_contradicts_nobody() -> None:

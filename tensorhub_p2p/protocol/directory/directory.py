@@ -82,8 +82,9 @@ __all__ = ["Admit", "Directory", "Refusal", "admit_all"]
 FOREVER = float("inf")
 RARELY = 6
 """Keys in which nobody needs what is written are compared each so many rounds."""
-LAGS = 8
-"""Tries for which owners that a done write doesn't need are asked on."""
+LAGS = 40
+"""Tries for which owners that a done write doesn't need are asked on: until the writer's registers
+are compared."""
 RENEWAL = 0.4
 """A watch is renewed when this part of its time is over: twice before it lapses."""
 

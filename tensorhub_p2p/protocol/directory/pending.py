@@ -462,7 +462,10 @@ class PendingRecords:
             if part is None:
                 return None
             merge(cells, part)
-        return tuple(cells.values())
+        registers = tuple(cells.values())
+        if key.kind in WIDE and count_in(registers) > self.buckets(key):
+            return None  # there are buckets that nobody here has read
+        return registers
 
     # -- what the directory says --
 
@@ -492,7 +495,9 @@ class PendingRecords:
         if written is not None and isinstance(event, WriteRefused):
             written(now, Refused(event.reason, event.because))
         elif written is not None:
-            self._looked = event.seen if isinstance(event, WriteDone) else None
+            # The answer may have told of more buckets: then this was a look at one of them.
+            alone = self.buckets(whole_key(event.key)) == 1
+            self._looked = event.seen if isinstance(event, WriteDone) and alone else None
             written(now, None)
             self._looked = None
 

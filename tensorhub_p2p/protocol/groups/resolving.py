@@ -11,8 +11,7 @@ Theory of operation.
               again if that wasn't told
     PINNING   write the pin to W owners; they refuse it for what was withdrawn meanwhile. And the
               mark, if it may not be there yet (G3), also when a mark was read, as that may be on
-              a single owner. What has one shard needs none: that W owners have its record,
-              which is checked next, says the same
+              a single owner
     CHECKING  is it still covered, by what the owners held right after the pin, or by what is
               read then? A holder that withdraws says so before it looks at the pins, and we pin
               before we look who withdraws: one of the two sees the other. Only what W owners
@@ -280,7 +279,7 @@ class DirectoryResolver:
     ) -> None:
         """Mark it whole wherever it is to be kept, unless it is sure to be marked."""
         place = (answer.publication, frozenset(self._places))
-        if answer.marked or answer.num_shards == 1 or self._marked == place:
+        if answer.marked or self._marked == place:
             then(now, None)
             return
         mark = WholeMark(answer.publication, answer.num_shards)

@@ -185,7 +185,7 @@ def holdings(registers: Registers, is_gone: Callable[[PeerId], bool]) -> dict[Pu
 
 
 def _compare(found: Mapping[Publication, Holding]) -> None:
-    """Find those whose bytes are not those of the lowest publication of the version.
+    """Find those whose bytes are not those of the lowest whole publication of the version.
 
     Only of replicas that are cut alike: a shard of two is no shard of four.
     """
@@ -197,7 +197,7 @@ def _compare(found: Mapping[Publication, Holding]) -> None:
             content, other = before.get(shard, (digest, None))
             if content != digest:
                 holding.contradicted_by = other
-        if holding.contradicted_by is None and holding.slots:
+        if holding.contradicted_by is None and holding.slots and holding.whole:
             for shard, digest in holding.digests.items():
                 before.setdefault(shard, (digest, publication))
 

@@ -20,8 +20,8 @@ not. The mark that it is whole is no part of it: who waits for the version write
 pin (groups/resolving.py), and a shard that then still sees none writes it, `mark_after` later. What
 was never whole is aborted: nobody pins it, so it is hidden with no wait. (A pin proves that it was
 whole: its writer has seen all shards ready.) What has one shard only is whole as soon as W owners
-have its record, and needs no mark. Until HIDING the withdrawal can be taken back (`restore`): the
-caller's deadline passed.
+have its record; its mark, which outlives the record, is written at the same time, or before it is
+given up. Until HIDING the withdrawal can be taken back (`restore`): the caller's deadline passed.
 
 When the group's next generation is formed, a publication that is whole is re-issued
 under its id with the new generation; one that is not is aborted (`Aborted`). Whether it
@@ -149,6 +149,8 @@ class References:
         """What the versions key is being read for."""
         self._mark_at: float | None = None
         """When to look whether what was published is whole, and marked so."""
+        self._owes_mark = False
+        """It is whole, and nobody here has written so."""
         self._config = config
         self._lost: tuple[str, ...] = ()
         self.disowned = False
@@ -172,6 +174,7 @@ class References:
             self.state = RefState.HELD
             self.outbox.emit(Announced(held.publication, held.phase))
             if held.num_shards == 1:
+                self._owes_mark = True
                 self.is_whole()
             self._mark_at = now + self._config.mark_after
 
@@ -180,8 +183,16 @@ class References:
     def _look_whole(self, now: float) -> None:
         """The shard that was ready last sees all of them."""
         self._mark_at = None
+        self._pay_mark(now)
         self._doing = self._after_announcing
         self._own_shards.look_anew(now)
+
+    def _pay_mark(self, now: float) -> None:
+        """Of what has one shard it is known that it is whole: nobody waits for its mark."""
+        if self._owes_mark and self.held is not None:
+            mark = WholeMark(self.held.publication, 1)
+            self._records.mark(now, self._versions_key, mark, lambda _now, _refused: None)
+        self._owes_mark = False
 
     def _refused(self, now: float, publication: Publication, refused: Refused) -> None:
         because = refused.because.value if refused.because else None
@@ -423,6 +434,7 @@ class References:
 
     def _end_wait(self, now: float) -> None:
         self._mark_at = None
+        self._pay_mark(now)
         self._inquiry.stop()
         self._own_shards.stop()
         self.comparing.stop()
