@@ -22,7 +22,7 @@ from tensorhub_p2p.protocol.directory.directory import Directory
 from tensorhub_p2p.protocol.directory.own import OwnRegisters
 from tensorhub_p2p.protocol.directory.quorum import Request
 from tensorhub_p2p.protocol.directory.warming import Debts
-from tensorhub_p2p.protocol.groups import calls, election, leading, resolving
+from tensorhub_p2p.protocol.groups import calls, election, leading, resolving, selection
 from tensorhub_p2p.protocol.groups.candidate import Candidate
 from tensorhub_p2p.protocol.groups.claims import generation_of
 from tensorhub_p2p.protocol.groups.election import Election
@@ -35,6 +35,7 @@ from tensorhub_p2p.protocol.messages import KeepAnswer
 from tensorhub_p2p.protocol.node import Node
 from tensorhub_p2p.protocol.pulls.served import Served
 from tensorhub_p2p.protocol.pulls.serving import Drained, ShardServer
+from tensorhub_p2p.protocol.pulls.sources import Source
 from tensorhub_p2p.protocol.retention import needs
 from tensorhub_p2p.protocol.retention.held import RefState
 from tensorhub_p2p.protocol.retention.promising import Plea, Promise
@@ -69,7 +70,7 @@ class Mutant:
 
     def run(self, seed: int) -> ClusterRun:
         """One run in which it may show, to be carried out while it is applied."""
-        drawn = replace(Setting.drawn(seed), rests=False, herd=0, wishers=0)
+        drawn = replace(Setting.drawn(seed), rests=False, herd=0, wishers=0, bucket_registers=48)
         setting = self.setting(drawn)
         schedule = Schedule(self.faults) if self.faults else setting.faults()
         return ClusterRun(setting, schedule, (self.check,))
@@ -343,13 +344,41 @@ def digests_go_on_after_hiding() -> Iterator[None]:
 
 @mutant(checks.RightBytes, damage=0.05, steady=False)
 def a_pull_believes_what_it_reads() -> Iterator[None]:
-    def believes(self: SimPull, now: float, item: Any) -> None:
-        self.moved = True
-        self.memory.tokens[item.chunk] = item.token
-        self._swarm.fetched(now, item.source, item.chunk, self._wanted[item.chunk])
-
-    with patched((SimPull, "_land", believes)):
+    with patched((SimPull, "_land", _believes)):
         yield
+
+
+@mutant(
+    checks.LowestStands,
+    steady=False,
+    zones=1,
+    shards=1,
+    trainers=2,
+    retainers=0,
+    cuts=False,
+)
+def the_highest_of_those_that_publish_a_version_answers() -> Iterator[None]:
+    def highest(same_version: Any) -> Any:
+        return max(same_version, key=lambda holding: holding.publication, default=None)
+
+    with patched((selection, "_lowest", highest)):
+        yield
+
+
+@mutant(checks.RightBytes, steady=False, zones=1, shards=1, trainers=2, retainers=0, deviates=True)
+def whoever_has_the_version_has_the_right_bytes() -> Iterator[None]:
+    def has_all(self: Source, _manifest: Any) -> None:
+        self.have = self.claimed
+
+    with patched((SimPull, "_land", _believes), (Source, "weigh", has_all)):
+        yield
+
+
+def _believes(self: SimPull, now: float, item: Any) -> None:
+    """In place of comparing what was read with its digest."""
+    self.moved = True
+    self.memory.tokens[item.chunk] = item.token
+    self._swarm.fetched(now, item.source, item.chunk, self._wanted[item.chunk])
 
 
 @mutant(

@@ -453,3 +453,15 @@ def test_what_a_replica_had_whole_is_known_in_its_new_bucket_before_its_next_rec
         held = owner.directory._owner._held.get(place)
         if held is not None and (cluster[0].me, "0@mine") in held.cells:
             assert any(isinstance(r.value, WholeMark) for r in held.cells.values())
+
+
+def test_a_replica_of_very_many_shards_alone_needs_no_more_buckets_with_each_version() -> None:
+    """Its registers lie together, however many buckets there are."""
+    cluster = Peers(config=DirectoryConfig(virtual_nodes=16))
+    shards = 64
+    for version in range(1, 6):
+        for phase in (Phase.READY, Phase.HIDDEN):
+            for shard in range(shards):
+                peer = shard % len(cluster.everyone)
+                assert cluster.put(peer, "trainer", version, phase, shard=shard) is None
+    assert {cluster.of(peer).buckets(KEY) for peer in range(len(cluster.everyone))} == {1}

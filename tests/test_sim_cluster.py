@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tensorhub_p2p.errors import VersionConflict
 from tensorhub_p2p.sim.cluster.faults import Leave
-from tensorhub_p2p.sim.cluster.history import Fact, Holding, LeftWell, LetGo, Replicated
+from tensorhub_p2p.sim.cluster.history import Ended, Fact, Holding, LeftWell, LetGo, Replicated
 from tensorhub_p2p.sim.cluster.seeds import ClusterRun, Setting, main, run_seed
 from tensorhub_p2p.sim.faults import Crash, Schedule
 
@@ -54,11 +55,13 @@ def test_seeds_draw_many_different_settings() -> None:
     for name in ("steady", "converged", "sockets", "one_sided", "cuts", "keeps", "slow_repair"):
         assert {getattr(setting, name) for setting in drawn} == {True, False}, name
     assert any(setting.elastic for setting in drawn)
+    assert {setting.bucket_registers for setting in drawn} == {4, 8, 48}
+    assert any(setting.deviates and setting.jobs()[-1].side_by_side for setting in drawn)
     assert any(setting.follower for setting in drawn)
     assert any(setting.steady and setting.cuts for setting in drawn)
     for name in ("retainers", "offload_chunks", "copy_fails", "spot", "retracts"):
         assert any(getattr(setting, name) for setting in drawn), name
-    for name in ("herd", "wishers", "rests"):
+    for name in ("herd", "wishers", "rests", "deviates"):
         assert any(getattr(setting, name) for setting in drawn), name
 
 
@@ -111,6 +114,28 @@ def test_who_leaves_well_hands_on_what_it_keeps() -> None:
     run.sim.history.listeners.append(note)
     run.carry_out()
     assert left == [(), ()]
+
+
+def test_who_publishes_other_bytes_than_a_lower_replica_is_told_by_its_next_verb() -> None:
+    told: list[int] = []
+    seen: set[tuple[int, str]] = set()
+
+    def note(_now: float, fact: Fact) -> None:
+        if isinstance(fact, Ended) and isinstance(fact.error, VersionConflict):
+            assert fact.handle.slot.group.replica == "trainer-1"
+            told.append(int(str(fact.error).split()[1]))
+        elif isinstance(fact, Replicated):
+            seen.add((fact.publication.version, fact.publication.replica))
+
+    setting = Setting(
+        5, shards=1, trainers=2, rollouts=2, period=2.0, duration=16.0, chunks=3, deviates=True
+    )
+    run = ClusterRun(setting, Schedule())
+    run.sim.history.listeners.append(note)
+    run.carry_out()
+    there = {version for version, _ in seen}
+    assert {(version, "trainer-0") for version in there} <= seen
+    assert told == [version for version in range(1, max(there)) if version % 2]
 
 
 def test_a_job_goes_on_in_another_process_when_its_own_is_gone() -> None:

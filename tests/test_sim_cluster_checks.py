@@ -24,12 +24,13 @@ from tensorhub_p2p.sim.cluster.history import (
     Lost,
     Offered,
     Opened,
+    Probed,
     Withdraws,
 )
 from tensorhub_p2p.sim.cluster.programs import Job
 from tensorhub_p2p.sim.cluster.stage import ClusterSim
 
-LATEST = Question("replicate", "latest")
+LATEST, OLDER_ONE = (Question("replicate", selector) for selector in ("latest", "latest-1"))
 JOBS = [Job("turn", "t", 0, 1, 1), Job("rollout", "r", 0, 1, 1)]
 
 
@@ -255,3 +256,58 @@ def test_what_a_member_could_not_bring_does_not_count() -> None:
     facts.answer(member, NEWER, 1.0, 1.0)
     facts.tell(1.0, Ended(member, 0, "replicate", Timeout("too late")))
     next_one_gets(facts, OLDER, 6.0)
+
+
+# --- one answer, of the lowest replica ---
+
+
+def asks(
+    facts: Facts, handle: HandleId, now: float, question: Question, got: Publication | None
+) -> None:
+    """In call 1; without an answer it runs into its deadline."""
+    facts.begin(now, handle, "replicate", question=question)
+    if got is not None:
+        facts.tell(now, Answered(handle, 0, question, got, 1, facts.generation(handle), 1))
+
+
+@pytest.mark.parametrize("between", [OLDER, None])
+def test_a_group_of_one_that_asked_something_else_may_be_answered_anew(
+    between: Publication | None,
+) -> None:
+    facts = Facts(checks.SameAnswer)
+    handle = facts.handle(1, "r")
+    asks(facts, handle, 1.0, LATEST, OLDER)
+    asks(facts, handle, 2.0, OLDER_ONE, between)
+    asks(facts, handle, 3.0, LATEST, NEWER)
+    with pytest.raises(Violation, match="call 1 of"):
+        asks(facts, handle, 4.0, LATEST, OLDER)
+
+
+@pytest.mark.parametrize("case", ["whole", "came later", "was withdrawn", "in another zone"])
+def test_a_higher_replica_answers_only_while_the_lower_one_is_not_seen_whole(case: str) -> None:
+    facts = Facts(checks.LowestStands, zones=2 if case == "in another zone" else 1)
+    lower, rollout = facts.handle(0, "t"), facts.handle(1, "r")
+    standing = facts.publish(lower, 3, 1.0, 2.5 if case == "came later" else 1.1)
+    if case == "was withdrawn":
+        facts.tell(1.5, Withdraws(lower, standing))
+    higher = Publication(0, 3, "u", Generation(1, 7))
+    if case == "whole":
+        with pytest.raises(Violation, match="was whole all the time"):
+            facts.answer(rollout, higher, 2.0, 2.6)
+    else:
+        facts.answer(rollout, higher, 2.0, 2.6)
+
+
+# --- what the directory holds ---
+
+
+def test_two_registers_of_one_writer_are_judged_apart() -> None:
+    facts = Facts(checks.NotLost)
+    writer, reader, *_ = facts.sim.peers
+    for name, value in (("one", 9), ("other", 1)):
+        for ended in (False, True):
+            facts.check.on_probe(1.0, Probed(writer, 1.0, name, value, ended))
+    values = {(writer, "one"): 9, (writer, "other"): 1}
+    facts.check.on_probe(2.0, Probed(reader, 1.5, values=values))
+    with pytest.raises(Violation, match="never wrote it"):
+        facts.check.on_probe(2.0, Probed(reader, 1.5, values={**values, (writer, "other"): 9}))

@@ -16,7 +16,8 @@ What was written by a smaller B stays where it is; hence a replica's registers m
 bucket of its `chain`. Where one cell is found in two buckets the higher register counts, as ever.
 
 A bucket is crowded when more than `bucket_registers` of its registers would be in it by the B
-that its writer knows: what is there from before the last growth doesn't count.
+that its writer knows: what is there from before the last growth doesn't count, nor does the replica
+with the most of them, since no growth would part what is one replica's.
 
 Limits. With B > 1 no owner sees all publications: a publish below a whole version of a replica
 in another bucket is not refused by owners. Its writer looks at all buckets first if the hint that
@@ -28,6 +29,7 @@ holds it (resolving.py). Pins and marks by other zones lie in bucket 0.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from mmh3 import hash as hash32
@@ -112,19 +114,21 @@ def is_valid(count: int, most: int) -> bool:
 
 
 def is_crowded(key: Key, registers: Iterable[Register], count: int, most: int) -> bool:
-    """Whether more than `most` of these belong into this bucket if there are `count`."""
+    """Whether more than `most` of these belong into this bucket if there are `count`.
+
+    The replica that has the most of them isn't counted: what is one replica's lies together,
+    however many buckets there are.
+    """
     number = number_of(key)
-    here = 0
+    here: Counter[str] = Counter()
     for register in registers:
         value = register.value
         if register.writer == NOBODY or getattr(value, "phase", None) is Phase.HIDDEN:
             continue
         replica = replica_of(value, register.name)
         if replica is not None and bucket_of(replica, count) == number:
-            here += 1
-            if here > most:
-                return True
-    return False
+            here[replica] += 1
+    return here.total() - max(here.values(), default=0) > most
 
 
 def is_spread(key: Key, cells: Iterable[tuple[str, str]]) -> bool:

@@ -64,18 +64,25 @@ class OneGeneration(ClusterCheck):
 class SameAnswer(ClusterCheck):
     """All shards of a group get the same publication for the same call of a generation.
 
-    A group of one shard may ask something else after a failure, and is then answered that.
+    A group of one shard may ask something else in the call after a failure, and is then answered
+    that. Each time it does so a new *round* begins, also if it had asked this before.
     """
 
     def __init__(self, sim: ClusterSim) -> None:
         super().__init__(sim)
-        self._answers: dict[tuple[Group, Generation, int, Question | None], Answered] = {}
+        self._answers: dict[tuple[Group, Generation, int, int], Answered] = {}
+        self._asked: dict[HandleId, tuple[int, Question]] = {}
+        """What each handle asked last, in which round."""
 
     def on_fact(self, now: float, fact: Fact) -> None:
+        if isinstance(fact, Began) and fact.question is not None:
+            number, before = self._asked.get(fact.handle, (0, fact.question))
+            self._asked[fact.handle] = (number + (before != fact.question), fact.question)
         if not isinstance(fact, Answered) or fact.generation is None:
             return
-        question = fact.question if len(fact.generation.members) == 1 else None
-        key = (fact.handle.slot.group, fact.generation.generation, fact.call, question)
+        alone = len(fact.generation.members) == 1
+        number = self._asked[fact.handle][0] if alone else 0
+        key = (fact.handle.slot.group, fact.generation.generation, fact.call, number)
         other = self._answers.setdefault(key, fact)
         if other.publication != fact.publication:
             raise Violation(

@@ -222,34 +222,35 @@ class NotLost(ClusterCheck):
 
     def __init__(self, sim: ClusterSim) -> None:
         super().__init__(sim)
-        self._written: dict[PeerId, list[tuple[float, int]]] = defaultdict(list)
-        """By writer: what was on W owners, and since when."""
-        self._begun: dict[PeerId, int] = {}
+        self._written: dict[tuple[PeerId, str], list[tuple[float, int]]] = defaultdict(list)
+        """By register: what was on W owners, and since when."""
+        self._begun: dict[tuple[PeerId, str], int] = {}
 
     def on_probe(self, now: float, probe: Probed) -> None:
         if probe.values is not None:
             if probe.began < self.together_since:
                 return
-            for writer in self._begun:
-                self._judge(probe, writer, probe.values.get(writer, 0))
+            for register in self._begun:
+                self._judge(probe, register, probe.values.get(register, 0))
         elif probe.ended:
-            self._written[probe.peer].append((now, probe.value))
+            self._written[probe.peer, probe.name].append((now, probe.value))
         else:
-            self._begun[probe.peer] = probe.value
+            self._begun[probe.peer, probe.name] = probe.value
 
-    def _judge(self, probe: Probed, writer: PeerId, got: int) -> None:
-        least = max((v for at, v in self._written[writer] if at <= probe.began), default=0)
-        if got > self._begun[writer]:
-            raise Violation(f"{probe.peer} read {got} of {writer}, which never wrote it")
-        if got < least and self._is_held(writer, least):
+    def _judge(self, probe: Probed, register: tuple[PeerId, str], got: int) -> None:
+        least = max((v for at, v in self._written[register] if at <= probe.began), default=0)
+        writer, name = register
+        if got > self._begun[register]:
+            raise Violation(f"{probe.peer} read {got} of {writer}'s {name}, which never wrote it")
+        if got < least and self._is_held(register, least):
             raise Violation(
-                f"{probe.peer} began to read at {probe.began:.3f} and got {got} of {writer}; "
-                f"{least} had been written by then"
+                f"{probe.peer} began to read at {probe.began:.3f} and got {got} of {writer}'s "
+                f"{name}; {least} had been written by then"
             )
 
-    def _is_held(self, writer: PeerId, least: int) -> bool:
+    def _is_held(self, wanted: tuple[PeerId, str], least: int) -> bool:
         return any(
-            register.writer == writer
+            (register.writer, register.name) == wanted
             and isinstance(register.value, SlotClaim)
             and register.value.counter >= least
             for copy in self.cluster.copies(PROBE_KEY)

@@ -39,7 +39,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tensorhub_p2p.sim.cluster.accounts import ClusterCheck
-from tensorhub_p2p.sim.cluster.check_bytes import Drains, NoDigestAfterHiding, RightBytes
+from tensorhub_p2p.sim.cluster.check_bytes import (
+    Drains,
+    LowestStands,
+    NoDigestAfterHiding,
+    RightBytes,
+)
 from tensorhub_p2p.sim.cluster.check_calls import Deadlines, Lively
 from tensorhub_p2p.sim.cluster.check_floors import Remembers
 from tensorhub_p2p.sim.cluster.check_groups import (
@@ -71,6 +76,7 @@ __all__ = [
     "KeptForCalls",
     "Linear",
     "Lively",
+    "LowestStands",
     "MemoryEndsFree",
     "NeverBackwards",
     "NoDigestAfterHiding",
@@ -95,6 +101,7 @@ EVERY_RUN: tuple[Callable[[ClusterSim], ClusterCheck], ...] = (
     Remembers,
     RightBytes,
     NoDigestAfterHiding,
+    LowestStands,
     KeptForCalls,
     Fenced,
     Drains,

@@ -218,14 +218,17 @@ class ReadBegan(Fact):
 
 @dataclass(frozen=True)
 class Probed:
-    """Somebody wrote (`value`) or read (`values`, by writer) the probe key of the directory."""
+    """Somebody wrote (`value`) or read (`values`) registers of the probe key of the directory."""
 
     peer: PeerId
     began: float
+    name: str = ""
+    """Of a write: of which of the peer's registers."""
     value: int = -1
     ended: bool = False
     """Of a write: it is on W owners. A read is noted when it ended."""
-    values: Mapping[PeerId, int] | None = None
+    values: Mapping[tuple[PeerId, str], int] | None = None
+    """By register: its writer and its name."""
 
 
 @dataclass(frozen=True)

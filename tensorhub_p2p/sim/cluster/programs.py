@@ -67,6 +67,8 @@ class Job:
     """Seconds between two versions."""
     side_by_side: bool = False
     """Several replicas publish the same bytes."""
+    deviates: bool = False
+    """It should, but publishes other bytes as each second version."""
     keeps: bool = False
     """A trainer that takes a version back only to publish the next one."""
 
@@ -206,7 +208,7 @@ def trainer(worker: Worker) -> Steps[None]:
 
 
 def _content(job: Job, peer: SimPeer, version: int) -> str:
-    if job.side_by_side:
+    if job.side_by_side and not (job.deviates and version % 2):
         return f"v{version} #{job.shard}"
     return f"v{version} by {job.slot} in {peer.peer_id[:4]}, write {peer.world.number()}"
 
@@ -300,20 +302,23 @@ def turn(worker: Worker) -> Steps[None]:
 
 
 def scribe(worker: Worker) -> Steps[None]:
-    peer = worker.peer
+    """Several may come to be in one process: each has a register of its own."""
+    peer, name = worker.peer, worker.job.replica
     number = 0
     while True:
         number += 1
         began = peer.now
-        peer.world.history.note_probe(Probed(peer.peer_id, began, number))
-        yield peer.write(PROBE_KEY, "number", SlotClaim(0, 1, number, True))
-        peer.world.history.note_probe(Probed(peer.peer_id, began, number, ended=True))
+        peer.world.history.note_probe(Probed(peer.peer_id, began, name, number))
+        yield peer.write(PROBE_KEY, name, SlotClaim(0, 1, number, True))
+        peer.world.history.note_probe(Probed(peer.peer_id, began, name, number, ended=True))
         for _ in range(3):
             yield from worker.pause(0.15)
             began = peer.now
             registers: Registers = yield peer.read(PROBE_KEY)
             values = {
-                r.writer: r.value.counter for r in registers if isinstance(r.value, SlotClaim)
+                (r.writer, r.name): r.value.counter
+                for r in registers
+                if isinstance(r.value, SlotClaim)
             }
             peer.world.history.note_probe(Probed(peer.peer_id, began, values=values))
 

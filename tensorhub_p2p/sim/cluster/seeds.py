@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from tensorhub_p2p.config import Config, PullConfig, SwimConfig
+from tensorhub_p2p.config import Config, DirectoryConfig, PullConfig, SwimConfig
 from tensorhub_p2p.sim.checks import Check
 from tensorhub_p2p.sim.cluster.checks import EVERY_RUN, HEALED, STEADY, UNCUT, ClusterCheck
 from tensorhub_p2p.sim.cluster.faults import (
@@ -76,6 +76,8 @@ class Setting:
     """Of every replica but the elastic ones, which need models of one shard."""
     trainers: int = 1
     """Replicas that publish the same versions side by side."""
+    deviates: bool = False
+    """The last of them publishes other bytes at times, though it should not."""
     rollouts: int = 1
     elastic: int = 0
     follower: int = 0
@@ -104,6 +106,8 @@ class Setting:
     upload_slots: int = 8
     slow_repair: bool = False
     """Writers write again only late: what the directory forgets shows."""
+    bucket_registers: int = 48
+    """So many registers of one key lie together; few, so that keys are spread in small clusters."""
     steady: bool = False
     """Trainers take turns, so that what is newest stays; nothing happens to them, unless there are
     `cuts`. Others come and go."""
@@ -132,7 +136,15 @@ class Setting:
     def drawn(seed: int) -> Setting:
         """The setting of this seed."""
         rests = random.Random(f"{seed}/rest").random() < 0.3
-        setting = replace(Setting._drawn(seed), rests=rests)
+        setting = Setting._drawn(seed)
+        rng = random.Random(f"{seed}/buckets")
+        few = rng.random() < 0.2
+        setting = replace(
+            setting,
+            rests=rests,
+            bucket_registers=rng.choice((4, 8)) if few else setting.bucket_registers,
+            deviates=random.Random(f"{seed}/deviates").random() < 0.5,
+        )
         rng = random.Random(f"{seed}/retention")
         if setting.steady or rng.random() < 0.4:
             return setting
@@ -227,11 +239,10 @@ class Setting:
     @property
     def config(self) -> Config:
         pull = PullConfig(upload_slots=self.upload_slots)
-        config = Config(swim=QUICK, pull=pull)
+        directory = DirectoryConfig(bucket_registers=self.bucket_registers)
         if self.slow_repair:
-            directory = replace(config.directory, rewrite_jitter=3.0, repair_interval=30.0)
-            config = replace(config, directory=directory)
-        return config
+            directory = replace(directory, rewrite_jitter=3.0, repair_interval=30.0)
+        return Config(swim=QUICK, pull=pull, directory=directory)
 
     def jobs(self) -> list[Job]:
         """Trainers first: they are at the first places, through which newcomers join."""
@@ -260,6 +271,7 @@ class Setting:
             0 if kind in ("trainer", "turn") else self.zones - 1,
             self.period,
             side_by_side=self.trainers > 1 and not self.steady,
+            deviates=self.deviates and number == self.trainers - 1 > 0,
             keeps=self.keeps,
             turn=number,
             turns=self.trainers,
