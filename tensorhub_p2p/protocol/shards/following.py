@@ -27,7 +27,6 @@ What bounds it: one follow for each pull that runs; it ends with `stop`.
 from __future__ import annotations
 
 from itertools import count
-from typing import Protocol
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.directory.inquiry import Inquiry
@@ -38,7 +37,7 @@ from tensorhub_p2p.protocol.directory.records import (
     holders_key,
     values,
 )
-from tensorhub_p2p.protocol.identity import PeerId, Publication
+from tensorhub_p2p.protocol.identity import Publication
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.manifest import DIGEST_BYTES
 from tensorhub_p2p.protocol.messages import DigestList, HolderRecord, Phase, Source
@@ -46,13 +45,6 @@ from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
 
 UNWATCHED = 0.05
 """Seconds for which a pull's holders aren't watched: many a pull is over by then."""
-
-
-class Presence(Liveness, Protocol):
-    """Membership, as a follow asks about it."""
-
-    def is_responsive(self, peer: PeerId) -> bool:
-        """Not known to be silent, or gone."""
 
 
 class Follow:
@@ -66,7 +58,7 @@ class Follow:
         shard: int,
         publication: Publication,
         records: Records,
-        liveness: Presence,
+        liveness: Liveness,
         interval: float,
         sources: tuple[Source, ...],
     ) -> None:
@@ -155,7 +147,7 @@ class Follow:
 class Following:
     """The follows of one peer, by number."""
 
-    def __init__(self, records: Records, liveness: Presence, config: PullConfig) -> None:
+    def __init__(self, records: Records, liveness: Liveness, config: PullConfig) -> None:
         self.outbox = Outbox()
         self._follows: dict[int, Follow] = {}
         self._numbers = count(1)
