@@ -10,7 +10,7 @@ from tensorhub_p2p.errors import Timeout, VersionConflict
 from tensorhub_p2p.protocol.directory.buckets import bucket_of
 from tensorhub_p2p.protocol.directory.records import holders_key, versions_key
 from tensorhub_p2p.protocol.identity import Group, PeerId, Slot
-from tensorhub_p2p.protocol.messages import Question
+from tensorhub_p2p.protocol.messages import Question, Retain
 
 T0, R0 = Slot(TRAINER, 0), Slot(ROLLOUT, 0)
 KEY = versions_key("policy")
@@ -133,3 +133,22 @@ def test_who_waits_is_told_of_a_version_in_a_bucket_that_came_meanwhile() -> Non
     began = c.now
     c.wait(wait)
     assert c.now - began < 0.1
+
+
+def test_who_withdraws_knows_that_it_was_whole_whichever_bucket_its_other_shards_wrote_to() -> None:
+    """One shard was published before the key grew, the other after that."""
+    c = Cluster(0, 14, config=SMALL)
+    group = in_bucket_one("t").group
+    first, last = c.form(group, [12, 13])
+    c.wait(c.open(0, R0, 1, retain=Retain(newest=1)), c.open(0, T0, 1))
+    c.wait(c.publish(0, T0, 1))
+    c.wait(c.publish(12, first, 2))
+    crowd(c, 12)
+    c.nodes[13].records.read(c.now, KEY, lambda _now, _registers: None)
+    c.net.settle(PeerId(c.nodes[13].info.peer_id))
+    c.net.run_for(0.5)
+    assert c.nodes[13].records.buckets(KEY) > 1
+    c.wait(c.publish(13, last, 2))
+    c.net.run_for(0.5)
+    (error,) = c.errors(c.unpublish(13, last))
+    assert error is not None, "a retainer wants it, and nobody else has it"

@@ -144,7 +144,8 @@ class References:
         self._own_shards = Inquiry(
             self._records, self._versions_key, self._on_own_shards, near=slot.group.replica
         )
-        """The same, of what the own replica's shards wrote: all of it lies in one bucket."""
+        """The same, in the bucket where the own replica's registers belong: it may miss what
+        another shard wrote that knew of fewer."""
         self._doing: Callable[[float, Need], None] = self._after_announcing
         """What the versions key is being read for."""
         self._mark_at: float | None = None
@@ -268,7 +269,7 @@ class References:
                 self._records.mark(now, self._versions_key, mark, marked)
 
         self._doing = found
-        self._own_shards.look_anew(now)
+        self._inquiry.look_anew(now)  # in all buckets: its shards may have known of different B
 
     def _tell_whole(self, *, published: bool) -> None:
         if self.held is not None:
