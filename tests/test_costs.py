@@ -56,7 +56,7 @@ class Bench:
     def delays_until(self, holds: Callable[[], bool]) -> float:
         """One-way delays that pass until it holds, asked often."""
         began = self.sim.network.now
-        assert self.sim.network.run_until(holds, 10 * DELAY, every=SOON)
+        assert self.sim.network.run_until(holds, 40 * DELAY, every=SOON)
         return (self.sim.network.now - began) / DELAY
 
     def owners_that_have(self, version: int, shard: int) -> int:
