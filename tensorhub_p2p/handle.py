@@ -338,6 +338,7 @@ class ShardHandle:
             answer,
             moved=pull.moved,
             lasted=pull.lasted,
+            quiet=pull.quiet,
             timed_out=isinstance(error, Timeout),
             unavailable=pull.unavailable,
         )

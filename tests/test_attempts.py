@@ -19,11 +19,17 @@ def fail(
     answer: Answer = ONE,
     moved: int = 0,
     lasted: float = 1.0,
+    quiet: float = 0.0,
     timed_out: bool = True,
     unavailable: bool = False,
 ) -> bool:
     return tries.fail(
-        answer, moved=moved, lasted=lasted, timed_out=timed_out, unavailable=unavailable
+        answer,
+        moved=moved,
+        lasted=lasted,
+        quiet=quiet,
+        timed_out=timed_out,
+        unavailable=unavailable,
     )
 
 
@@ -44,6 +50,12 @@ def test_an_attempt_that_came_further_than_all_before_it_begins_the_patience_ane
     assert not fail(tries, moved=20, lasted=4.0)
     assert not fail(tries, moved=20, lasted=4.0)
     assert fail(tries, moved=20, lasted=4.0)
+
+
+def test_patience_begins_with_the_last_byte_of_the_attempt_that_came_furthest() -> None:
+    tries = attempts()
+    assert not fail(tries, moved=10, lasted=4.0, quiet=3.0)
+    assert fail(tries, moved=9, lasted=2.0), "five seconds in which nothing new came"
 
 
 def test_the_same_bytes_again_are_no_progress_however_many() -> None:

@@ -163,6 +163,11 @@ class PullRun(Hooks):
         """Seconds since it began."""
         return time.monotonic() - self._started
 
+    @property
+    def quiet(self) -> float:
+        """Seconds since the last byte came, or since it began."""
+        return min(self.lasted, time.monotonic() - self._pull.moved_at)
+
     def cancel(self) -> None:
         """From another thread: end the pull with PeerClosed."""
         self._inbox.put(None)

@@ -176,6 +176,8 @@ class ShardPull:
         self._begun = False
         self._done = False
         self._moved = 0
+        self.moved_at = float("-inf")
+        """When bytes came last."""
         self._retried = 0
         self._reading = self._hashing = 0.0
         self._started = time.monotonic()
@@ -261,6 +263,7 @@ class ShardPull:
         swarm = self._swarm
         if isinstance(item, Landed):
             self._moved += item.num_bytes
+            self.moved_at = now
             self._reading += item.seconds
             self._hashing += item.hashing
             swarm.fetched(now, item.source, item.chunk, item.digest)

@@ -36,17 +36,27 @@ class Attempts:
         self._furthest = 0
         """Bytes that the best attempt at it brought."""
         self._stalled = 0.0
-        """Seconds of attempts since that one."""
+        """Seconds of attempts since the last byte of that one."""
 
     def fail(
-        self, answer: Answer, *, moved: int, lasted: float, timed_out: bool, unavailable: bool
+        self,
+        answer: Answer,
+        *,
+        moved: int,
+        lasted: float,
+        quiet: float,
+        timed_out: bool,
+        unavailable: bool,
     ) -> bool:
-        """A pull of this answer brought so many bytes in so many seconds; True: give it up."""
+        """A pull of this answer brought so many bytes in so many seconds; True: give it up.
+
+        In the last `quiet` of these seconds nothing came.
+        """
         if self.failed != answer:
             self.failed, self._furthest, self._stalled = answer, 0, 0.0
         further = moved > self._furthest
         self._furthest = max(self._furthest, moved)
-        self._stalled = 0.0 if further else self._stalled + lasted
+        self._stalled = quiet if further else self._stalled + lasted
         in_vain = timed_out and not further and self._stalled >= self._patience
         return unavailable or in_vain
 

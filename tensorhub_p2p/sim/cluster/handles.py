@@ -343,6 +343,7 @@ class SimHandle:
             answer,
             moved=pull.moved,
             lasted=lasted,
+            quiet=min(lasted, self.peer.now - pull.moved_at),
             timed_out=isinstance(error, Timeout),
             unavailable=pull.unavailable,
         )

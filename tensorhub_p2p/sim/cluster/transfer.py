@@ -252,6 +252,8 @@ class SimPull:
         self.export: Export | None = None
         """What others may read; None until bytes may change."""
         self.moved = 0
+        self.moved_at = -inf
+        """When the last of it came."""
         self.complete = False
         """All of it is in the tensors, and verified."""
         self.unavailable = False
@@ -388,6 +390,7 @@ class SimPull:
     def _land(self, now: float, item: Landed) -> None:
         """The bytes are in place, whatever they are; only the digest says whether they count."""
         self.moved += 1
+        self.moved_at = now
         self.memory.tokens[item.chunk] = item.token
         digest = digest_of(item.token)
         if digest == self._wanted[item.chunk]:
