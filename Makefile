@@ -23,7 +23,7 @@ demo: $(STAMP)
 	$(BIN)/tensorhub-p2p demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
