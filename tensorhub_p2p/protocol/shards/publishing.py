@@ -16,16 +16,14 @@ Theory of operation.
 
 A publish is one write to each key, with no barrier and no leader; owners refuse it when
 they know of a higher whole version (admission.py), and it is taken back where they did
-not. The mark that it is whole is no part of it: who waits for the version writes that beside its
-pin (groups/resolving.py), and a shard that then still sees none writes it, `mark_after` later. What
-was never whole is aborted: nobody pins it, so it is hidden with no wait. (A pin proves that it was
-whole: its writer has seen all shards ready.) What has one shard only is whole as soon as W owners
-have its record; its mark, which outlives the record, is written at the same time, or before it is
-given up. Until HIDING the withdrawal can be taken back (`restore`): the caller's deadline passed.
+not. The mark that it is whole is no part of it (marking.py). What was never whole is aborted:
+nobody pins it, so it is hidden with no wait. (A pin proves that it was whole: its writer has seen
+all shards ready.) Until HIDING the withdrawal can be taken back (`restore`): the caller's deadline
+passed.
 
 When the group's next generation is formed, a publication that is whole is re-issued
 under its id with the new generation; one that is not is aborted (`Aborted`). Whether it
-is, the owners decide: all shards ask for the mark, and one that aborted makes it refused.
+is, the owners decide.
 What is being withdrawn then goes on, with the generation in which it began.
 
 Of two publications of one version whose bytes differ the higher one is hidden at once
@@ -39,7 +37,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tensorhub_p2p.config import GroupConfig
-from tensorhub_p2p.protocol.directory.inquiry import Inquiry
 from tensorhub_p2p.protocol.directory.records import (
     Refused,
     Registers,
@@ -56,15 +53,12 @@ from tensorhub_p2p.protocol.messages import (
     Message,
     Phase,
     VersionRecord,
-    WholeMark,
 )
 from tensorhub_p2p.protocol.retention.custody import Custody
 from tensorhub_p2p.protocol.retention.held import REVOCABLE, Held, RefState
-from tensorhub_p2p.protocol.retention.needs import Need, need
 from tensorhub_p2p.protocol.shards.comparing import Comparing, content_of
+from tensorhub_p2p.protocol.shards.marking import Marking
 from tensorhub_p2p.protocol.shards.withdrawing import Orders, Surroundings, Withdrawal
-
-NOT_WHOLE = Refused("not all shards are ready", None)
 
 
 class Announced(Event):
@@ -140,25 +134,13 @@ class References:
         self._liveness = custody.liveness
         self._around = around or Surroundings()
         self._versions_key = versions_key(slot.group.model)
-        self._inquiry = Inquiry(self._records, self._versions_key, self._on_registers)
-        self._own_shards = Inquiry(
-            self._records, self._versions_key, self._on_own_shards, near=slot.group.replica
-        )
-        """The same, in the bucket where the own replica's registers belong: it may miss what
-        another shard wrote that knew of fewer."""
-        self._doing: Callable[[float, Need], None] = self._after_announcing
-        """What the versions key is being read for."""
-        self._mark_at: float | None = None
-        """When to look whether what was published is whole, and marked so."""
-        self._owes_mark = False
-        """It is whole, and nobody here has written so."""
-        self._config = config
         self._lost: tuple[str, ...] = ()
         self.disowned = False
         """Who brought it was never told that others find it here, and may drop it any time."""
         self.withdrawal = Withdrawal(self, custody, config, self._around)
         interval = custody.config.look_interval
         self.comparing = Comparing(self, custody.records, custody.liveness, interval)
+        self.marking = Marking(self, custody.records, custody.liveness, config.mark_after)
 
     # --- holding ---
 
@@ -174,56 +156,15 @@ class References:
                 return
             self.state = RefState.HELD
             self.outbox.emit(Announced(held.publication, held.phase))
-            if held.num_shards == 1:
-                self._owes_mark = True
-                self.is_whole()
-            self._mark_at = now + self._config.mark_after
+            self.marking.announced(now)
 
         self.write(now, held.phase, then)
-
-    def _look_whole(self, now: float) -> None:
-        """The shard that was ready last sees all of them."""
-        self._mark_at = None
-        self._pay_mark(now)
-        self._doing = self._after_announcing
-        self._own_shards.look_anew(now)
-
-    def _pay_mark(self, now: float) -> None:
-        """Of what has one shard it is known that it is whole: nobody waits for its mark."""
-        if self._owes_mark and self.held is not None:
-            mark = WholeMark(self.held.publication, 1)
-            self._records.mark(now, self._versions_key, mark, lambda _now, _refused: None)
-        self._owes_mark = False
 
     def _refused(self, now: float, publication: Publication, refused: Refused) -> None:
         because = refused.because.value if refused.because else None
         existing = getattr(because, "publication", None)
         self.drop(now)
         self.outbox.emit(Conflicts(publication, existing, refused.reason))
-
-    def _after_announcing(self, now: float, found: Need) -> None:
-        if self.knows_whole:
-            return
-        if found.marked:
-            self.is_whole()
-        elif found.whole:
-            self._mark(now, self._marked_after_announcing)
-
-    def _marked_after_announcing(self, _now: float, marked: bool) -> None:
-        if marked:
-            self.is_whole()
-
-    def _mark(self, now: float, then: Callable[[float, bool], None]) -> None:
-        """Mark it whole, which the owners refuse if one of its shards was withdrawn."""
-        held = self.held
-        assert held is not None
-
-        def written(now: float, refused: Refused | None) -> None:
-            if self.held is held and self.state is RefState.HELD:
-                then(now, refused is None)
-
-        mark = WholeMark(held.publication, held.num_shards)
-        self._records.mark(now, self._versions_key, mark, written)
 
     def is_whole(self) -> None:
         """Somebody has seen it whole, and marked so at W owners."""
@@ -249,27 +190,6 @@ class References:
         if held is None or server is None or server.publication != held.publication:
             return b""
         return content_of(server) if self.is_own else b""
-
-    def find_out_whole(self, now: float, then: Callable[[float], None]) -> None:
-        """Mark it, if all its shards are ready now; `then` once that is known."""
-        held, state = self.held, self.state
-
-        def marked(now: float, refused: Refused | None) -> None:
-            if self.held is held and self.state is state:
-                if refused is None:
-                    self.is_whole()
-                then(now)
-
-        def found(now: float, found: Need) -> None:
-            assert held is not None
-            if found.marked or not found.whole:
-                marked(now, None if found.marked else NOT_WHOLE)
-            else:
-                mark = WholeMark(held.publication, held.num_shards)
-                self._records.mark(now, self._versions_key, mark, marked)
-
-        self._doing = found
-        self._inquiry.look_anew(now)  # in all buckets: its shards may have known of different B
 
     def _tell_whole(self, *, published: bool) -> None:
         if self.held is not None:
@@ -300,19 +220,10 @@ class References:
         elif self.state is RefState.HELD and self.held.was_whole:
             self._rewrite(now)
         elif self.state is RefState.HELD:
-            self._mark_at = None
-            self._doing = self._after_new_generation
-            self._inquiry.look_anew(now)
-
-    def _after_new_generation(self, now: float, found: Need) -> None:
-        if found.whole and not found.marked:
-            self._mark(now, self._keep_or_abort)
-        else:
-            self._keep_or_abort(now, found.marked)
+            self.marking.judge(now, self._keep_or_abort)
 
     def _keep_or_abort(self, now: float, whole: bool) -> None:
         if whole:
-            self.is_whole()
             self._rewrite(now)
         else:
             self._abort(now)
@@ -434,26 +345,9 @@ class References:
         self.state = RefState.EMPTY
 
     def _end_wait(self, now: float) -> None:
-        self._mark_at = None
-        self._pay_mark(now)
-        self._inquiry.stop()
-        self._own_shards.stop()
+        self.marking.stop(now)
         self.comparing.stop()
         self.withdrawal.stop(now)
-
-    def _on_own_shards(self, now: float, registers: Registers) -> None:
-        self._sum_up(now, registers)
-        self.comparing.saw_near(now, registers)
-
-    def _on_registers(self, now: float, registers: Registers) -> None:
-        self._sum_up(now, registers)
-        self.comparing.saw(now, registers)
-
-    def _sum_up(self, now: float, registers: Registers) -> None:
-        held = self.held
-        if held is not None:
-            found = need(registers, (), held.publication, self.me, self.slot, self._liveness)
-            self._doing(now, found)
 
     def _rewrite(self, now: float) -> None:
         """What is held, as it is held, by the generation that there is now."""
@@ -568,13 +462,14 @@ class References:
             self.withdrawal.receive(now, sender, message)
 
     def tick(self, now: float) -> None:
-        if self._mark_at is not None and now >= self._mark_at:
-            self._look_whole(now)
+        self.marking.tick(now)
         self.withdrawal.tick(now)
         self.comparing.tick(now)
 
     def next_wakeup(self) -> float | None:
-        return earliest(self._mark_at, self.withdrawal.next_wakeup(), self.comparing.next_wakeup())
+        return earliest(
+            self.marking.next_wakeup(), self.withdrawal.next_wakeup(), self.comparing.next_wakeup()
+        )
 
     def waiting_for(self) -> str:
         """For the error of whoever runs into a deadline."""

@@ -166,7 +166,7 @@ class Withdrawal:
             self._mark(now)
         else:
             self._become(RefState.LOOKING)
-            self._references.find_out_whole(now, self._mark)
+            self._references.marking.judge(now, lambda now, _whole: self._mark(now))
 
     def close_by(self, now: float, time: float) -> None:
         """The handle closes: from now on it is given up by then, kept or not."""
