@@ -23,7 +23,8 @@ and tells
 
 A look tells what its own dial shows. If that is nothing, the dial may have got lost: a watch
 that is UP answers for it, but only `watch_interval` + `watch_timeout` after the look began, when
-a peer that was gone by then would have ended it.
+a peer that was gone by then would have ended it; and one `watch_interval` on, as ZeroMQ's thread
+may come to end it, and to say so, a little late.
 
 A connection to a process that stands still must not be dialled again and again, as each
 dial fills its backlog: so a handshake has no time limit here. Its kernel answers TCP's
@@ -369,7 +370,7 @@ class Watching:
             self._doubts.greeted(peer)
             self._tell_life(peer, Evidence.GREETED)
         elif self.is_up(peer):  # perhaps just the look got lost
-            limit = self._config.watch_interval + self._config.watch_timeout
+            limit = 2 * self._config.watch_interval + self._config.watch_timeout
             # The first such look counts: others that follow fast would put it off for ever.
             self._unanswered.setdefault(peer, began + limit)
 

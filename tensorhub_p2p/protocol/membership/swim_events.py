@@ -41,8 +41,8 @@ class Look(Event):
     REFUSED, ACCEPTED or GREETED, within about half a second, or nothing by then. GREETED needs
     fresh evidence: a handshake made now, or a watch whose heartbeats were answered since. The
     latter is known only when they would have ended the watch else, and so may come a second or
-    two after the look (`WireConfig.watch_interval` + `watch_timeout`). Nor does it come after a
-    disconnect until the peer itself is heard of.
+    two after the look (twice `WireConfig.watch_interval`, and `watch_timeout`). Nor does it come
+    after a disconnect until the peer itself is heard of.
     """
 
     peer: PeerId
