@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_p2p.errors import LayoutMismatch, StateError
-from tensorhub_p2p.transfer.memory import Extents, Region, collect, view
+from tensorhub_p2p.transfer.memory import Extents, Region, view
+from tensorhub_p2p.transfer.registering import collect
 from tensorhub_p2p.transfer.scratch import Scratch
 
 
