@@ -75,7 +75,9 @@ def test_a_layout_without_bytes_has_no_chunks() -> None:
         ([spec("")], "0 characters"),
         ([spec("x" * 1025)], "1025 characters"),
         ([spec("a", alias_of="b")], "'b'"),
-        ([spec("b", 4), spec("a", 8, "b")], "'b'"),
+        ([spec("b"), TensorSpec("a", "uint8", (4,), 4, None, "b", 5)], "4 to 5 .*'b' shares"),
+        ([TensorSpec("a", "uint8", (4,), 4, None, None, 1)], "0 to 1 .*'a' shares"),
+        ([spec(f"t{i}", (1 << 64) - 1) for i in range(3)], "bytes"),
         ([spec("c"), spec("b", alias_of="c"), spec("a", alias_of="b")], "'b'"),
         ([spec("a", 1 << 51)], "bytes"),
     ],
@@ -92,6 +94,51 @@ def test_a_tied_tensor_lies_where_its_root_does_and_counts_once() -> None:
     assert layout.root("head") == layout.root("embed") == "embed"
 
 
+def fused() -> list[TensorSpec]:
+    """A key of 4 bytes inside a fused weight of 12; and a window that reaches beyond it."""
+    return [
+        spec("x", 3),
+        TensorSpec("k", "uint8", (4,), 4, None, None, 4),
+        TensorSpec("qkv", "uint8", (12,), 12, None, "k"),
+        TensorSpec("window", "uint8", (4,), 4, None, "k", 10),
+        spec("y", 5),
+    ]
+
+
+def test_tensors_that_overlap_lie_in_one_block_each_at_its_place() -> None:
+    layout = Layout(fused())
+    assert layout.num_bytes == 3 + 14 + 5
+    assert list(layout.offsets) == [0, 3 + 4, 3, 3 + 10, 3 + 14]
+    assert {layout.block(name) for name in ("k", "qkv", "window")} == {(3, 14)}
+    assert (layout.block("x"), layout.block("y")) == ((0, 3), (17, 5))
+    assert [layout.is_shared(name) for name in ("x", "k", "qkv")] == [False, True, True]
+    assert [layout.tensor_at(3 + byte).name for byte in (0, 4, 13)] == ["qkv", "k", "window"]
+
+
+def test_a_block_is_the_same_whichever_of_its_tensors_comes_first() -> None:
+    layout = Layout(fused())
+    other = Layout(
+        [
+            TensorSpec("qkv", "uint8", (12,), 12),
+            TensorSpec("window", "uint8", (4,), 4, None, "qkv", 10),
+            TensorSpec("k", "uint8", (4,), 4, None, "qkv", 4),
+            spec("y", 5),
+            spec("x", 3),
+        ]
+    )
+    assert other.num_bytes == layout.num_bytes
+    assert layout.differences(other) == other.differences(layout) == []
+    elsewhere = fused()
+    elsewhere[1] = TensorSpec("k", "uint8", (4,), 4, None, None, 3)
+    assert layout.differences(Layout(elsewhere)) == [
+        "'k' begins 4 bytes into the storage that it shares here, 3 there"
+    ]
+    apart = [t if t.name != "window" else spec("window") for t in fused()]
+    assert layout.differences(Layout(apart)) == [
+        "'window' shares the storage of 'k' here, but not there"
+    ]
+
+
 def test_the_order_changes_the_digest_but_makes_no_difference() -> None:
     tensors = [spec(f"t{i}", i + 1) for i in range(50)]
     shuffled = tensors.copy()
@@ -106,14 +153,16 @@ def test_differences_name_the_tensor_and_both_sides() -> None:
     here = Layout(
         [
             spec("only_here"),
+            TensorSpec("repeats", "float32", (2, 3), 12, (0, 1)),
             TensorSpec("shape", "float32", (2, 3), 24),
             TensorSpec("dtype", "float16", (4,), 8),
-            TensorSpec("stride", "float32", (2, 3), 24, (1, 2)),
+            TensorSpec("order", "float32", (2, 3), 24, (1, 2)),
         ]
     )
     there = Layout(
         [
-            TensorSpec("stride", "float32", (2, 3), 24),
+            TensorSpec("order", "float32", (2, 3), 24),
+            TensorSpec("repeats", "float32", (2, 3), 24),
             TensorSpec("shape", "float32", (3, 2), 24),
             TensorSpec("dtype", "bfloat16", (4,), 8),
             spec("only_there"),
@@ -122,9 +171,21 @@ def test_differences_name_the_tensor_and_both_sides() -> None:
     assert here.differences(there) == [
         "'only_here' is missing there",
         "'only_there' is missing here",
+        "'repeats' is float32[2, 3] with strides [0, 1] here, float32[2, 3] there",
         "'shape' is float32[2, 3] here, float32[3, 2] there",
         "'dtype' is float16[4] here, bfloat16[4] there",
-        "'stride' is float32[2, 3] with strides [1, 2] here, float32[2, 3] there",
+    ]
+    assert here.restrided(there) == ["order"], "it is for the memory to say whether it can be"
+
+
+def test_other_strides_of_a_tensor_that_shares_its_storage_are_a_difference() -> None:
+    def tied(stride: tuple[int, ...] | None) -> Layout:
+        root = TensorSpec("a", "uint8", (2, 3), 6, stride)
+        return Layout([root, TensorSpec("b", "uint8", (2, 3), 6, None, "a")])
+
+    assert tied(None).restrided(tied((1, 2))) == []
+    assert tied(None).differences(tied((1, 2))) == [
+        "'a' is uint8[2, 3] here, uint8[2, 3] with strides [1, 2] there"
     ]
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import subprocess
 import sys
 from array import array
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorhub_p2p.errors import LayoutMismatch, StateError
+from tensorhub_p2p.transfer.footprint import row_major
 from tensorhub_p2p.transfer.memory import Extents, Region, view
 from tensorhub_p2p.transfer.registering import collect
 from tensorhub_p2p.transfer.scratch import Scratch
@@ -66,7 +70,6 @@ def test_mappings_and_pairs_are_taken_in_their_order() -> None:
 
 
 def test_numpy_arrays_and_tensors_of_one_kind_have_one_layout() -> None:
-    numpy = pytest.importorskip("numpy")
     for dtype in ("float32", "int64", "bool", "uint8", "float16", "complex64"):
         array_ = numpy.zeros((3, 4), dtype)
         tensor = torch.zeros(3, 4, dtype=getattr(torch, dtype))
@@ -110,9 +113,11 @@ class LikeDTensor(torch.Tensor):
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: torch.zeros(4, 4)[:, :2], "not dense.*contiguous"),
-        (lambda: torch.zeros(4, 4)[::2], "not dense"),
-        (lambda: torch.zeros(1).expand(5), "not dense"),
+        (lambda: torch.zeros(9).as_strided((3, 2), (2, 3)), "interleave.*contiguous"),
+        (lambda: torch.zeros(99).as_strided((3, 2, 2), (4, 1, 1)), "overlap.*gaps.*contiguous"),
+        (lambda: numpy.zeros(4)[::-1], "backwards.*ascontiguousarray"),
+        (lambda: numpy.zeros(4, ">f4"), "plain native numbers"),
+        (lambda: torch.zeros(3, 1 << 20)[:, ::2], "3145728|1572864 pieces.*contiguous copy"),
         (lambda: torch.zeros(3, device="meta"), "meta device"),
         (lambda: torch.zeros(3).to_sparse(), "layout"),
         (lambda: torch.zeros(2, dtype=torch.complex64).conj(), "lazy conjugate"),
@@ -149,10 +154,109 @@ def test_what_has_no_proper_names_is_refused(source: Any, complaint: str) -> Non
         collect(source)
 
 
-def test_tensors_that_overlap_in_part_are_refused_and_both_named() -> None:
-    fused = torch.zeros(12)
-    with pytest.raises(StateError, match=r"'qkv'.*'k'|'k'.*'qkv'"):
-        Region.of({"qkv": fused, "k": fused[4:8]})
+def test_tensors_that_overlap_lie_in_the_range_once_each_at_its_place() -> None:
+    fused = torch.arange(12.0)
+    region = Region.of({"k": fused[4:8], "qkv": fused, "tail": fused[9:]})
+    assert list(region.pieces(0, 48)) == [fused.data_ptr(), 48]
+    assert [(t.alias_of, t.offset) for t in region.layout.tensors] == [
+        (None, 16),
+        ("k", 0),
+        ("k", 36),
+    ]
+
+
+def test_columns_of_one_matrix_are_apart_and_each_is_packed() -> None:
+    fused = torch.arange(24.0).reshape(4, 6)
+    columns = {"q": fused[:, :3], "k": fused[:, 3:5], "v": fused[:, 5:]}
+    region = Region.of(columns)
+    assert region.layout == Region.of({n: t.contiguous() for n, t in columns.items()}).layout
+    assert content(region) == b"".join(raw(t) for t in columns.values())
+    both = Region.of({"q": fused[:, :3], "fused": fused})
+    assert both.layout.num_bytes == 96, "where the whole is registered, too, it is shared"
+    assert both.layout.tensors[0].stride == (6, 1)
+
+
+def test_memory_between_overlapping_tensors_that_is_in_none_of_them_is_never_taken() -> None:
+    fused = torch.zeros(4, 6)
+    with pytest.raises(StateError, match=r"'a'.*overlaps 'b'.*24 bytes are in none.*views of"):
+        Region.of({"a": fused[:, :3], "b": fused[:, 2:4]})
+
+
+def test_an_expanded_tensor_is_the_memory_that_it_repeats() -> None:
+    bias = torch.arange(3.0)
+    region = Region.of({"x": bias.expand(4, 3), "one": torch.ones(1).expand(7)})
+    assert [(t.num_bytes, t.stride) for t in region.layout.tensors] == [(12, (0, 1)), (4, (0,))]
+    assert content(region) == raw(bias) + raw(torch.ones(1))
+    tied = Region.of({"x": bias.expand(4, 3), "bias": bias, "windows": bias.unfold(0, 2, 1)})
+    assert tied.layout.num_bytes == 12
+
+
+strided = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), strided, st.booleans()), min_size=1, max_size=4))
+@settings(max_examples=300)
+def test_each_element_is_in_the_range_where_its_layout_says_and_no_byte_is_twice(
+    views: list[tuple[int, list[tuple[int, int]], bool]],
+) -> None:
+    memory = torch.arange(200, dtype=torch.uint8)
+    tensors = {}
+    for i, (start, dimensions, wide) in enumerate(views):
+        shape, stride = [n for n, _ in dimensions], [s for _, s in dimensions]
+        base = memory.view(torch.int16) if wide else memory
+        tensors[str(i)] = base.as_strided(shape, stride, start)
+    try:
+        region = Region.of(tensors)
+    except StateError as error:
+        if not re.search("overlap|interleave", str(error)):
+            raise
+        return
+    layout, bytes_ = region.layout, content(region)
+    assert len(set(bytes_)) == len(bytes_)
+    for spec, offset in zip(layout.tensors, layout.offsets, strict=True):
+        tensor = tensors[spec.name]
+        item, step = tensor.element_size(), spec.stride or row_major(spec.shape)
+        for index in itertools.product(*map(range, tensor.shape)):
+            at = offset + item * sum(i * s for i, s in zip(index, step, strict=True))
+            assert bytes_[at : at + item] == raw(tensor[index].reshape(1))
+            assert offset <= at < offset + spec.num_bytes
+            start, length = layout.block(spec.name)
+            assert start <= at < start + length
+
+
+@given(st.permutations(range(3)), st.permutations(range(3)), st.booleans(), st.booleans())
+def test_another_order_of_dimensions_is_moved_piece_by_piece(
+    theirs: list[int], ours: list[int], gaps: bool, wide: bool
+) -> None:
+    """The same values, in memory in another order: `arranged` follows the publisher's order."""
+
+    def lay(order: list[int], gaps: bool) -> torch.Tensor:
+        shape = torch.Size([2, 3, 4])
+        memory = torch.empty([*(shape[d] for d in order[:2]), shape[order[2]] + gaps], dtype=dtype)
+        back = [order.index(d) for d in range(3)]
+        tensor = memory[:, :, : shape[order[2]]].permute(back)
+        tensor.copy_(torch.arange(24).reshape(shape))
+        return tensor
+
+    dtype = torch.float64 if wide else torch.bfloat16
+    publisher, puller = Region.of({"x": lay(theirs, False)}), Region.of({"x": lay(ours, gaps)})
+    arranged = puller.arranged(publisher.layout)
+    assert arranged.layout == publisher.layout
+    assert content(arranged) == content(publisher)
+    arranged.check_unmoved()
+    assert (
+        Region.of_buffer(puller.layout, bytearray(content(puller)))
+        .arranged(publisher.layout)
+        .pieces(0, 1)
+    ), "memory of our own can be arranged, too"
+
+
+def test_another_order_that_makes_too_many_pieces_is_a_mismatch_that_says_so() -> None:
+    ours, theirs = torch.empty(1025, 1024).t(), torch.empty(1024, 1025)
+    with pytest.raises(
+        LayoutMismatch, match=r"(?s)1049600 pieces.*'x' is float32\[1024, 1025\] with strides"
+    ):
+        Region.of({"x": ours}).arranged(Region.of({"x": theirs}).layout)
 
 
 def test_parts_of_one_tensor_are_joined_to_one_piece() -> None:
@@ -181,10 +285,51 @@ def test_a_tensor_that_was_pointed_elsewhere_or_resized_is_named() -> None:
     tensor.resize_(4)
     with pytest.raises(StateError, match="'x'"):
         region.check_unmoved()
+    for change in (
+        lambda t: t.t_(),
+        lambda t: t.untyped_storage().resize_(0),
+        lambda t: t.set_(torch.zeros(2, 3)),
+    ):
+        tensor = torch.zeros(2, 3)
+        region = Region.of({"fine": torch.zeros(1), "x": tensor})
+        change(tensor)
+        with pytest.raises(StateError, match="'x'"):
+            region.check_unmoved()
+
+
+def test_a_module_whose_state_dict_is_a_copy_is_refused() -> None:
+    """A pull would change the copy, and not the module."""
+
+    class Copying(torch.nn.Linear):
+        def state_dict(self, **options: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {"weight": self.weight.detach().clone(), "bias": self.bias.detach()}
+
+    with pytest.raises(StateError, match=r"'weight'.*none of its parameters.*pairs"):
+        Region.of(Copying(2, 2))
+
+
+def test_tensors_of_a_module_that_are_left_out_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    module = Tied()
+    module.norm.scale = torch.ones(3)
+    with caplog.at_level("INFO"):
+        region = Region.of(module)
+    assert "norm.scale" not in region.layout
+    [told] = caplog.messages
+    assert re.search("not registered.*: cache, norm.scale;", told)
+
+
+def test_autograd_hears_that_the_memory_changes() -> None:
+    leaf = torch.nn.Parameter(torch.ones(3))
+    with torch.inference_mode():
+        inference = torch.ones(3)
+    region = Region.of({"leaf": leaf, "inference": inference, "array": numpy.zeros(3)})
+    squares = (leaf * leaf).sum()
+    region.note_written()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squares.backward()
 
 
 def test_read_only_memory_may_be_published_but_not_written() -> None:
-    numpy = pytest.importorskip("numpy")
     frozen = numpy.zeros(4)
     frozen.flags.writeable = False
     region = Region.of({"x": frozen})

@@ -4,10 +4,14 @@ Rule of this file. A layout knows names, types and sizes; it never learns an add
 a device or a tensor. Two peers agree on what is moved by agreeing on a layout.
 
 Theory. The publisher's order of registration is the order of the range: each tensor
-follows the one before with no gap. Tensors that share storage (tied weights) occupy the
-range once: the first name is the *root*, the others are aliases that name it. A puller may
-have registered the same names in any order; it maps its tensors to the publisher's layout
-by name (`differences` says whether it can), so that offsets mean the same on both sides.
+follows the one before with no gap. Tensors that share memory (tied weights, a fused weight
+and parts of it) form a *block*, which occupies the range once: the first name is its
+*root*, the others are aliases that name it, and each says where in the block it begins.
+A tensor's bytes are in the order of its elements in memory, without the gaps that there may
+be; its strides say which order that is, and 0 marks a dimension along which it only repeats.
+A puller may have registered the same names in any order; it maps its tensors to the
+publisher's layout by name (`differences` says whether it can), so that offsets mean the same
+on both sides. Where only strides differ (`restrided`), the memory decides whether it can.
 The grid follows from the size alone: about 128 chunks, each a power of two between 1 and
 16 MiB, the last one shorter. The digest covers the ordered entries: equal digests are
 equal layouts, order included.
@@ -19,7 +23,6 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -48,10 +51,13 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     dtype: Annotated[str, Meta(max_length=64)]
     shape: Annotated[tuple[Size, ...], Meta(max_length=64)]
     num_bytes: Size
+    """From its first byte in the range to its last: fewer than its elements have if it repeats."""
     stride: Annotated[tuple[Size, ...], Meta(max_length=64)] | None = None
-    """None for row-major; otherwise the strides, in elements, of a dense permutation."""
+    """None for row-major; otherwise where the elements lie in the range, in elements."""
     alias_of: Name | None = None
-    """The earlier tensor whose storage this one shares; it takes no bytes of its own."""
+    """The earlier tensor, the root of the block that this one is a part of."""
+    offset: Size = 0
+    """Where in its block this tensor begins, in bytes; 0 if it shares nothing."""
 
     def __str__(self) -> str:
         stride = "" if self.stride is None else f" with strides {list(self.stride)}"
@@ -67,13 +73,14 @@ def chunk_bytes_for(num_bytes: int) -> int:
 class Layout:
     """An ordered list of tensors as one byte range on a grid of chunks. An immutable value.
 
-    `tensors[i]` starts at byte `offsets[i]` (an alias where its root does), `num_bytes` is
-    the length of the range, `digest` 16 bytes that identify all of it. Raises
-    LayoutMismatch if the list can't be one: a name that is empty, too long or there twice,
-    an alias of nothing, or too much of it.
+    `tensors[i]` starts at byte `offsets[i]`, `num_bytes` is the length of the range,
+    `digest` 16 bytes that identify all of it. Raises LayoutMismatch if the list can't be one:
+    a name that is empty, too long or there twice, an alias of nothing, a block with bytes
+    that are nobody's, or too much of it.
     """
 
     __slots__ = (
+        "_block_bytes",
         "_by_name",
         "chunk_bytes",
         "digest",
@@ -88,18 +95,20 @@ class Layout:
         if len(self.tensors) > MAX_TENSORS:
             raise LayoutMismatch(f"{len(self.tensors)} tensors; at most {MAX_TENSORS} are possible")
         self._by_name: dict[str, int] = {}
+        for index, spec in enumerate(self.tensors):
+            self._check(index, spec)
+            self._by_name[spec.name] = index
+        self._block_bytes = self._measure_blocks()
         self.offsets = array("Q")
         self.num_bytes = 0
-        for index, spec in enumerate(self.tensors):
-            self._place(index, spec)
-        if self.num_bytes > MAX_BYTES:
-            raise LayoutMismatch(f"{self.num_bytes} bytes; at most {MAX_BYTES} are possible")
+        for spec in self.tensors:
+            self._place(spec)
         self.chunk_bytes = chunk_bytes_for(self.num_bytes)
         self.num_chunks = -(-self.num_bytes // self.chunk_bytes)
         entries = msgspec.msgpack.encode(self.tensors)
         self.digest = hashlib.blake2b(entries, digest_size=16).digest()
 
-    def _place(self, index: int, spec: TensorSpec) -> None:
+    def _check(self, index: int, spec: TensorSpec) -> None:
         if not 0 < len(spec.name) <= MAX_NAME_CHARS:
             raise LayoutMismatch(
                 f"tensor {index} has a name of {len(spec.name)} characters; "
@@ -107,22 +116,34 @@ class Layout:
             )
         if spec.name in self._by_name:
             raise LayoutMismatch(f"two tensors have the name {spec.name!r}")
-        if spec.alias_of is None:
-            self.offsets.append(self.num_bytes)
-            self.num_bytes += spec.num_bytes
-        else:
+        if spec.alias_of is not None:
             root = self._by_name.get(spec.alias_of)
-            if (
-                root is None
-                or self.tensors[root].alias_of is not None
-                or self.tensors[root].num_bytes != spec.num_bytes
-            ):
+            if root is None or self.tensors[root].alias_of is not None:
                 raise LayoutMismatch(
                     f"{spec.name!r} shares the storage of {spec.alias_of!r}, "
-                    "but no tensor before it has that name and size"
+                    "but no tensor before it has that name, or it is an alias itself"
                 )
-            self.offsets.append(self.offsets[root])
-        self._by_name[spec.name] = index
+
+    def _measure_blocks(self) -> dict[str, int]:
+        """Root → the length of its block, of those that have more than the root, in bytes."""
+        parts: dict[str, list[tuple[int, int]]] = {}
+        for spec in self.tensors:
+            if spec.alias_of is not None or spec.offset:
+                root = self.tensors[self._by_name[spec.alias_of or spec.name]]
+                known = parts.setdefault(root.name, [(root.offset, root.num_bytes)])
+                known.append((spec.offset, spec.num_bytes))
+        return {root: _joined(root, known) for root, known in parts.items()}
+
+    def _place(self, spec: TensorSpec) -> None:
+        if spec.alias_of is None:
+            self.offsets.append(self.num_bytes + spec.offset)
+            self.num_bytes += self._block_bytes.get(spec.name, spec.num_bytes)
+        else:
+            root = self._by_name[spec.alias_of]
+            start = self.offsets[root] - self.tensors[root].offset
+            self.offsets.append(start + spec.offset)
+        if self.num_bytes > MAX_BYTES:
+            raise LayoutMismatch(f"{self.num_bytes} bytes; at most {MAX_BYTES} are possible")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and self.digest == other.digest
@@ -144,8 +165,22 @@ class Layout:
         return name in self._by_name
 
     def root(self, name: str) -> str:
-        """The name under which this tensor's storage is in the range: its own, or its root's."""
+        """The name under which this tensor's block is in the range: its own, or its root's."""
         return self.tensors[self._by_name[name]].alias_of or name
+
+    def block(self, name: str) -> tuple[int, int]:
+        """(start, length) in the range, in bytes, of all that this tensor shares memory with.
+
+        Of the tensor itself if it shares nothing.
+        """
+        root = self._by_name[self.root(name)]
+        spec = self.tensors[root]
+        length = self._block_bytes.get(spec.name, spec.num_bytes)
+        return self.offsets[root] - spec.offset, length
+
+    def is_shared(self, name: str) -> bool:
+        """Whether other tensors are in the same memory."""
+        return self.root(name) in self._block_bytes
 
     def chunk_range(self, chunk: int) -> tuple[int, int]:
         """(start, length) of a chunk in the range, in bytes; IndexError if there is none."""
@@ -161,18 +196,18 @@ class Layout:
         return range(start // self.chunk_bytes, -(-(start + length) // self.chunk_bytes))
 
     def tensor_at(self, offset: int) -> TensorSpec:
-        """The tensor (a root) that byte `offset` belongs to; for telling where a fault is."""
-        if not 0 <= offset < self.num_bytes:
-            raise IndexError(f"byte {offset} of {self.num_bytes}")
-        starts = [(o, i) for i, o in enumerate(self.offsets) if self.tensors[i].alias_of is None]
-        at = bisect_right(starts, (offset, len(self.tensors))) - 1
-        return self.tensors[starts[at][1]]
+        """The first tensor that has byte `offset`; for telling where a fault is."""
+        for spec, start in zip(self.tensors, self.offsets, strict=True):
+            if start <= offset < start + spec.num_bytes:
+                return spec
+        raise IndexError(f"byte {offset} of {self.num_bytes}")
 
     def differences(self, other: Layout) -> list[str]:
         """What keeps tensors of `self` from being moved to tensors of `other`, by name.
 
-        Empty if all names, shapes, dtypes, strides and shared storages agree, in any
-        order. At most MAX_DIFFERENCES lines, then one that counts the rest.
+        Empty if all names, shapes, dtypes and shared storages agree, in any order, and strides
+        but for those of `restrided`. At most MAX_DIFFERENCES lines, then one that counts the
+        rest.
         """
         if self.digest == other.digest:
             return []
@@ -187,15 +222,62 @@ class Layout:
             found[MAX_DIFFERENCES:] = [f"... and {more} more"]
         return found
 
+    def restrided(self, other: Layout) -> list[str]:
+        """The names whose elements are the same here and there, but in another order in memory."""
+        return [
+            spec.name
+            for spec in self.tensors
+            if spec.name in other
+            and spec.stride != (theirs := other.tensors[other.index(spec.name)]).stride
+            and not self._disagreement(spec, theirs, other)
+        ]
+
     def _disagreement(self, ours: TensorSpec, theirs: TensorSpec, other: Layout) -> list[str]:
-        if (ours.dtype, ours.shape, ours.stride) != (theirs.dtype, theirs.shape, theirs.stride):
-            return [f"{ours.name!r} is {ours} here, {theirs} there"]
-        if ours.num_bytes != theirs.num_bytes:
-            return [f"{ours.name!r} has {ours.num_bytes} bytes here, {theirs.num_bytes} there"]
+        name = ours.name
+        if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+            return [f"{name!r} is {ours} here, {theirs} there"]
         # The names that share one storage must be the same ones, whichever is the root.
-        here, there = self.root(ours.name), other.root(ours.name)
-        if here != ours.name and here in other and other.root(here) != there:
-            return [f"{ours.name!r} shares the storage of {here!r} here, but not there"]
-        if there != ours.name and there in self and self.root(there) != here:
-            return [f"{ours.name!r} shares the storage of {there!r} there, but not here"]
+        here, there = self.root(name), other.root(name)
+        if here != name and here in other and other.root(here) != there:
+            return [f"{name!r} shares the storage of {here!r} here, but not there"]
+        if there != name and there in self and self.root(there) != here:
+            return [f"{name!r} shares the storage of {there!r} there, but not here"]
+        if ours.stride != theirs.stride and not (
+            _is_permutation(ours) and _is_permutation(theirs) and not self.is_shared(name)
+        ):
+            return [f"{name!r} is {ours} here, {theirs} there"]
+        if ours.num_bytes != theirs.num_bytes:
+            return [f"{name!r} has {ours.num_bytes} bytes here, {theirs.num_bytes} there"]
+        if ours.offset != theirs.offset:
+            return [
+                f"{name!r} begins {ours.offset} bytes into the storage that it shares here, "
+                f"{theirs.offset} there"
+            ]
         return []
+
+
+def _joined(root: str, parts: list[tuple[int, int]]) -> int:
+    """The end of the parts (offset, length) of a block, which lie side by side or overlap."""
+    end = 0
+    for offset, length in sorted(parts):
+        if offset > end:
+            raise LayoutMismatch(
+                f"bytes {end} to {offset} of the storage that {root!r} shares are in no tensor"
+            )
+        end = max(end, offset + length)
+    return end
+
+
+def _is_permutation(spec: TensorSpec) -> bool:
+    """Whether each element has a place of its own, and no place is empty."""
+    if spec.stride is None:
+        return True
+    if len(spec.stride) != len(spec.shape):
+        return False
+    expected = 1
+    for step, size in sorted(zip(spec.stride, spec.shape, strict=True)):
+        if size > 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True

@@ -180,6 +180,7 @@ class PullRun(Hooks):
         exported = Exported(self._driver.transports, into, ChunkSet(into.layout.num_chunks))
         self.exported = exported
         self._driver.regions[self._slot] = into
+        into.note_written()
         if into.layout.num_chunks > 1:  # else there is nothing to share before it is whole
             start = announcing(self._driver, self._slot, self._answer, exported, complete=False)
             self._announced = self._driver.verb(self._time_left(), start)

@@ -13,16 +13,19 @@ is a layout plus the extents of one process, and keeps the memory behind it aliv
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 from tensorhub_p2p.errors import LayoutMismatch, StateError
-from tensorhub_p2p.protocol.layout import Layout
-from tensorhub_p2p.transfer.registering import Found, find_all
+from tensorhub_p2p.protocol.layout import MAX_DIFFERENCES, Layout
+from tensorhub_p2p.transfer.footprint import Footprint, row_major
+from tensorhub_p2p.transfer.registering import MAX_PIECES, Found, find_all, note_written
 
 IOV_MAX = 1024
 """Vectors that one system call takes (Linux)."""
@@ -120,9 +123,10 @@ class Region:
         self.layout = layout
         self._found = found
         self.extents = Extents(
-            (tensor.address, spec.num_bytes)
+            piece
             for spec, tensor in zip(layout.tensors, found, strict=True)
             if spec.alias_of is None
+            for piece in tensor.pieces()
         )
 
     @classmethod
@@ -153,7 +157,9 @@ class Region:
     def arranged(self, layout: Layout) -> Region:
         """The same memory as the range of `layout`: what it calls x is what is x here.
 
-        Raises LayoutMismatch, with the differences, unless all of it agrees.
+        Raises LayoutMismatch, with the differences, unless all of it agrees. Where only strides
+        differ, the memory is taken in the order of theirs, as long as that doesn't cut it
+        into too many pieces.
         """
         if layout.digest == self.layout.digest:
             return self
@@ -164,7 +170,35 @@ class Region:
                 + "\n  ".join(differences)
             )
         found = [self._found[self.layout.index(spec.name)] for spec in layout.tensors]
+        self._restride(layout, found)
         return Region(layout, found)
+
+    def _restride(self, layout: Layout, found: list[Found]) -> None:
+        """Put those whose strides are others in `layout` into its order."""
+        names = layout.restrided(self.layout)
+        if not names:
+            return
+        for name in names:
+            index = layout.index(name)
+            found[index] = found[index].in_order_of(layout.tensors[index])
+        roots = zip(layout.tensors, found, strict=True)
+        pieces = sum(f.footprint.num_runs for spec, f in roots if spec.alias_of is None)
+        if pieces > MAX_PIECES:
+            raise LayoutMismatch(
+                "the registered tensors lie in another order in memory than those of the "
+                f"publication, and moving them piece by piece makes {pieces} pieces, more than "
+                f"{MAX_PIECES}; register tensors with the publisher's strides, and copy from "
+                "them afterwards:\n  " + "\n  ".join(self._strides(layout, names))
+            )
+
+    def _strides(self, layout: Layout, names: list[str]) -> list[str]:
+        lines = [
+            f"{name!r} is {self.layout.tensors[self.layout.index(name)]} here, "
+            f"{layout.tensors[layout.index(name)]} there"
+            for name in names[:MAX_DIFFERENCES]
+        ]
+        more = len(names) - MAX_DIFFERENCES
+        return [*lines, f"... and {more} more"] if more > 0 else lines
 
     def check_unmoved(self) -> None:
         """StateError, naming the tensor, if one no longer uses the memory that was registered."""
@@ -175,6 +209,10 @@ class Region:
                     "was registered: write into registered tensors in place, or unregister() and "
                     "register() again"
                 )
+
+    def note_written(self) -> None:
+        """The tensors are about to change; see `registering.note_written`."""
+        note_written(self._found)
 
     def check_writable(self) -> None:
         """StateError, naming the tensor, if one lies in read-only memory (a mapped file)."""
@@ -190,4 +228,18 @@ def _slice(memory: memoryview, first: int, layout: Layout, index: int) -> Found:
     """A tensor's part of a buffer that begins at address `first`."""
     spec, offset = layout.tensors[index], layout.offsets[index]
     part = memory[offset : offset + spec.num_bytes]
-    return Found(spec, part, lambda _part: first + offset, part, writable=True)
+    start, length = layout.block(spec.name)
+    found = Found(
+        spec,
+        Footprint(first + offset, spec.num_bytes),
+        part,
+        address_of=lambda _part: first + offset,
+        form_of=attrgetter("nbytes"),
+        item=spec.num_bytes // (math.prod(spec.shape) or 1),
+        shape=spec.shape,
+        stride=spec.stride or row_major(spec.shape),
+        holds=part,
+        writable=True,
+    )
+    found.memory = ((first + start, length),)
+    return found
