@@ -9,8 +9,8 @@ and whoever withdraws last. One that doesn't answer a `PullHello` is asked again
 back-off that doubles up to MAX_BACKOFF, and rests once it was silent for `source_timeout`.
 One that is asked for two retry intervals already keeps no place from others.
 
-While chunks have to cross from other zones, half of the places are kept for who carries them
-and for holders there; and who carries nothing lets those go (crossing.py).
+While chunks have to cross from other zones, who carries them has a place in any case, and at most
+half of the others are for holders there; who carries nothing lets those go (crossing.py).
 
 Twins (sources.py) are asked for what they hold. They have no say in the layout, and are asked
 once it is settled; digests come from the others, so half of the places are theirs at most.
@@ -85,36 +85,44 @@ class Courtship:
     def ask_more(self, now: float) -> None:
         """Ask the most promising candidates, up to `max_sources` at a time."""
         patience = self._config.retry_interval * 2
-        busy = sum(
-            source.state in ANSWERED
-            or (source.state is SourceState.ASKING and now < source.since + patience)
-            for source in self._sources
-        )
-        room = self._config.max_sources - busy
-        if room <= 0:
-            return
+        crossing, half = self._crossing, (self._config.max_sources + 1) // 2
         active = [s for s in self._sources if s.state in ACTIVE]
+        taking = [
+            source
+            for source in active
+            if (source.state in ANSWERED or now < source.since + patience)
+            and not crossing.carries(source)
+        ]
+        far = sum(source.far for source in taking)
+        room = self._config.max_sources - len(taking)
+        room_near = room - max(0, half - far) if crossing.needs_far else room
         twins = sum(self.is_twin(s) for s in active)
-        bystanders = sum(self._crossing.is_bystander(s) for s in active)
+        if room <= 0 and not crossing.lacks_carriers:
+            return
         for source in self._fresh():
-            if self._crossing.stands_back(source):
+            if crossing.carries(source):
+                self.ask(now, source)
+            elif self.is_twin(source) and twins >= self._config.max_sources // 2:
                 continue
-            if self._crossing.is_bystander(source):
-                if bystanders >= self._crossing.bystanders:
-                    continue
-                bystanders += 1
-            if self.is_twin(source):
-                if twins >= self._config.max_sources // 2:
-                    continue
-                twins += 1
-            self.ask(now, source)
-            room -= 1
-            if not room:
-                return
+            elif source.far and room > 0 and far < half:
+                far, room = far + 1, room - 1
+                self.ask(now, source)
+            elif not source.far and room_near > 0:
+                room, room_near = room - 1, room_near - 1
+                self.ask(now, source)
+            else:
+                continue
+            twins += self.is_twin(source)
 
     def _fresh(self) -> list[Source]:
         """Candidates that may be asked, the most promising first."""
-        fresh = [s for s in self._sources if s.state is SourceState.KNOWN and s.listed]
+        fresh = [
+            source
+            for source in self._sources
+            if source.state is SourceState.KNOWN
+            and source.listed
+            and not self._crossing.stands_back(source)
+        ]
         if not self._ledger.settled:
             fresh = [s for s in fresh if not self.is_twin(s)]
         self._rng.shuffle(fresh)

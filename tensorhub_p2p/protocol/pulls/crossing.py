@@ -199,16 +199,19 @@ class Crossing:
         """That one is of another zone, and others of ours carry what it has."""
         return source.far and self._others_carry
 
-    def is_bystander(self, source: Source) -> bool:
-        """A puller of the zone like us that carries nothing, while something has to cross."""
-        fellow = source.id in self._fellows
-        return self._far and fellow and source.id not in self._line
+    def carries(self, source: Source) -> bool:
+        """It is in the line: whoever pulls wants to hear from it."""
+        return source.id in self._line
 
     @property
-    def bystanders(self) -> int:
-        """How many of `max_sources` such ones may take."""
-        places = self._config.max_sources
-        return places - min(self._config.carriers, (places + 1) // 2)
+    def lacks_carriers(self) -> bool:
+        """Somebody in the line has not been asked."""
+        return any(source.state is SourceState.KNOWN for source in self._carriers())
+
+    @property
+    def needs_far(self) -> bool:
+        """Holders of other zones are to be asked."""
+        return self.is_due and not self._others_carry
 
     @property
     def _others_carry(self) -> bool:
