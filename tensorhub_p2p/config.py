@@ -316,6 +316,13 @@ class PullConfig(Checked):
     """Seconds over which chunks or digests that come fast are collected on their way to others."""
     holders_interval: float = 1.0
     """Seconds after which a pull looks anew who holds its shard, whether it was told or not."""
+    carriers: int = 4
+    """Pullers of a zone that fetch one shard of one publication from other zones."""
+    carrier_timeout: float = 2.0
+    """Seconds without a sign of progress after which such a one loses its chunks to the next."""
+    announce_patience: float = 0.5
+    """Seconds that a pull waits, at most, until the zone knows of it, before it fetches anything
+    from another one."""
 
 
 @dataclass(frozen=True)

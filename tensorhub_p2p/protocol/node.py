@@ -387,6 +387,13 @@ class Node:
             shard.served.revoked(now, publication, chunk)
             self._settle(now)
 
+    def carries(self, now: float, slot: Slot, publication: Publication, chunks: int | None) -> None:
+        """A pull of the slot has these chunks under way from other zones; None: it is over."""
+        shard = self.shards.get(slot)
+        if shard is not None:
+            shard.served.carries(now, publication, chunks)
+            self._settle(now)
+
     def versions(self, now: float, number: VerbId, deadline: float, model: str) -> None:
         """Which versions exist. Done(tuple[VersionSummary, ...]), newest first, or Timeout."""
         self.lookups.versions(now, number, deadline, model)
@@ -407,6 +414,11 @@ class Node:
         number = self.following.start(now, model, shard, publication, sources)
         self._settle(now)
         return number
+
+    def look_for_holders(self, now: float, model: str, shard: int) -> None:
+        """Who holds it was written just now: those who follow this look at once."""
+        self.following.look(now, model, shard)
+        self._settle(now)
 
     def unfollow(self, now: float, number: int) -> None:
         self.following.stop(now, number)

@@ -220,9 +220,12 @@ class Driver:
 
     # --- verbs and questions -------------------------------------------------------------
 
-    def verb(self, timeout: float, start: Start) -> Running:
-        """Run a verb of the node: `start(now, number, deadline)` begins it."""
-        running = self._verbs.expect()
+    def verb(self, timeout: float, start: Start, then: Then | None = None) -> Running:
+        """Run a verb of the node: `start(now, number, deadline)` begins it.
+
+        `then` goes on from its result, on the control thread.
+        """
+        running = self._verbs.expect(then)
         self._hand_over(running, timeout, start)
         return running
 

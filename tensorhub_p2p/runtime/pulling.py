@@ -6,7 +6,7 @@ exports. It owns the order of steps around the moving of bytes:
 
     follow the holders -> a source is within reach, the layout fits
       -> the handle gives up its old version        (the last moment without a trace)
-      -> export the memory, announce a partial holder (of more than one chunk)
+      -> export the memory, announce a partial holder (of more than one chunk, or across zones)
       -> each verified chunk is exported and served on
       -> announce a whole holder, and tell the group that this shard is done
 """
@@ -174,19 +174,28 @@ class PullRun(Hooks):
 
     # --- hooks of the engine, on this thread ---------------------------------------------
 
-    def begin(self, into: Region) -> None:
+    def begin(self, into: Region) -> bool:
         started = time.monotonic()
         self._give_up_old(self._time_left())
         exported = Exported(self._driver.transports, into, ChunkSet(into.layout.num_chunks))
         self.exported = exported
         self._driver.regions[self._slot] = into
         into.note_written()
-        if into.layout.num_chunks > 1:  # else there is nothing to share before it is whole
+        crosses = self._pull.crosses
+        # One chunk alone is nothing to share before it is whole; but once is enough to fetch it
+        # from another zone.
+        if into.layout.num_chunks > 1 or crosses:
             start = announcing(self._driver, self._slot, self._answer, exported, complete=False)
-            self._announced = self._driver.verb(self._time_left(), start)
+            then = self._look_for_others if crosses else None
+            self._announced = self._driver.verb(self._time_left(), start, then)
         self._registering = time.monotonic() - started
         if self._progress is not None:
             self._progress.begin(into.layout)
+        return self._announced is not None
+
+    def _look_for_others(self, now: float, _result: object) -> None:
+        """Our announcement stands in the directory: who else's does?"""
+        self._driver.node.look_for_holders(now, self._slot.group.model, self._slot.shard)
 
     def digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
         if self._announced is not None:
@@ -202,6 +211,11 @@ class PullRun(Hooks):
             self._untold[chunk] = digest
         if self._progress is not None:
             self._progress.advance(chunk)
+
+    def carrying(self, chunks: int | None) -> None:
+        if self._announced is not None:
+            node, slot, publication = self._driver.node, self._slot, self._answer.publication
+            self._driver.control.post(lambda now: node.carries(now, slot, publication, chunks))
 
     def revoked(self, chunk: int) -> None:
         assert self.exported is not None
@@ -225,6 +239,8 @@ class PullRun(Hooks):
         if self.exported is not None:
             if self._announced is not None:
                 self._driver.interrupt(self._slot, self._announced)
+                if self._driver.running:
+                    self.carrying(None)
             self._settle_announcement()
 
     def _finish(self) -> Exported:

@@ -40,6 +40,7 @@ from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Event, Send
 from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.protocol.pulls.pull_events import (
+    Carrying,
     ChunkHeld,
     ChunkRevoked,
     Completed,
@@ -75,18 +76,22 @@ MAX_TOLD = 8
 class Hooks:
     """What the caller wants to know, on the thread of the pull. Override what is of use."""
 
-    def begin(self, into: Region) -> None:
+    def begin(self, into: Region) -> bool:
         """A source is within reach and the layout fits; bytes change once this returns.
 
-        `into` is the registered memory in the publisher's order. Whatever this raises ends
-        the pull before a byte was written.
+        `into` is the registered memory in the publisher's order. Returns whether the directory
+        is being told of this pull. Whatever this raises ends the pull before a byte was written.
         """
+        return False
 
     def digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
         """Digests of (chunk, digest) became known; those before `begin` come after it."""
 
     def held(self, chunk: int, digest: bytes) -> None:
         """The chunk is in place and verified: it can be served on."""
+
+    def carrying(self, chunks: int) -> None:
+        """These chunks (bit c for chunk c), and no others, are on their way from other zones."""
 
     def revoked(self, chunk: int) -> None:
         """The chunk is not what the origin published after all: serve it no longer."""
@@ -161,7 +166,7 @@ class ShardPull:
         self._deadline = deadline
         self._hooks = hooks
         layout = region.layout if isinstance(region, Region) else None
-        self._swarm = Swarm(pull, publication, own, layout, self._transports, config, rng)
+        self._swarm = Swarm(pull, publication, own, layout, self._transports, config, rng, locate)
         self._readers: Readers | None = None
         self._links: dict[SourceId, Link] = {}
         self._retired: list[Link] = []
@@ -182,6 +187,11 @@ class ShardPull:
         self._reading = self._hashing = 0.0
         self._started = time.monotonic()
         self._reached_at = self._began_at = self._ended_at = self._started
+
+    @property
+    def crosses(self) -> bool:
+        """Something of it has to come from another zone."""
+        return self._swarm.crosses
 
     # --- the pull ------------------------------------------------------------------------
 
@@ -318,6 +328,8 @@ class ShardPull:
             link = self._links.get(event.source)
             if link is not None:
                 link.abort()
+        elif isinstance(event, Carrying):
+            self._hooks.carrying(event.chunks)
         elif isinstance(event, ChunkRevoked):
             self._tell_news()
             self._hooks.revoked(event.chunk)
@@ -371,13 +383,13 @@ class ShardPull:
         if self._begun or self._readers is None:
             return
         self._reached_at = time.monotonic()
-        self._hooks.begin(self._readers.into)
+        announced = self._hooks.begin(self._readers.into)
         self._begun = True
         self._began_at = time.monotonic()
         learnt, self._learnt = self._learnt, []
         if learnt:
             self._hooks.digests(tuple(learnt))
-        self._swarm.begin(self._began_at)
+        self._swarm.begin(self._began_at, announced=announced)
 
     def _on_digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
         if self._begun:

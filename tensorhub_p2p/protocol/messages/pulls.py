@@ -54,6 +54,9 @@ class PullOffer(Message, frozen=True):
     digests: bytes
     endpoints: tuple[Endpoint, ...]
     others: tuple[tuple[PeerId, Slot], ...] = ()
+    carrying: bytes | None = None
+    """Bitmap of what the holder is fetching from other zones, empty for nothing; None: it is
+    not pulling."""
 
 
 class PullUpdate(Message, frozen=True):
@@ -63,6 +66,8 @@ class PullUpdate(Message, frozen=True):
     slot: Slot
     have: bytes
     digests: tuple[tuple[Count, bytes], ...] = ()
+    carrying: bytes | None = None
+    """As in `PullOffer`."""
 
 
 class PullProgress(Message, frozen=True):

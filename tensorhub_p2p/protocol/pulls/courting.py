@@ -9,6 +9,9 @@ and whoever withdraws last. One that doesn't answer a `PullHello` is asked again
 back-off that doubles up to MAX_BACKOFF, and rests once it was silent for `source_timeout`.
 One that is asked for two retry intervals already keeps no place from others.
 
+While chunks have to cross from other zones, who carries them has a place in any case, and at most
+half of the others are for holders there; who carries nothing lets those go (crossing.py).
+
 Twins (sources.py) are asked for what they hold. They have no say in the layout, and are asked
 once it is settled; digests come from the others, so half of the places are theirs at most.
 
@@ -16,7 +19,8 @@ A lease is renewed by `PullProgress` each third of it; sooner if what we have or
 changed (after `update_interval`), and at once if we run out of chunks with known digests:
 then it names up to MAX_WANTED whose digests we want, which the origin takes first. Where
 nothing is to be had though something is missing, `PullHello` is said again instead: the
-answer is the source's whole state, which mends whatever message was lost.
+answer is the source's whole state, which mends whatever message was lost. So it is where
+somebody carries what is missing here: the answer shows that it lives.
 
 A fault costs a source a rest, after which it is a candidate again; MAX_MISMATCHES wrong
 chunks, and it is shunned. Whoever may hold a lease for us is owed a `PullBye`, and gets it
@@ -31,6 +35,7 @@ from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.protocol.machine import Outbox
 from tensorhub_p2p.protocol.messages import Phase, PullBye, PullHello, PullProgress
+from tensorhub_p2p.protocol.pulls.crossing import Crossing
 from tensorhub_p2p.protocol.pulls.dispatch import in_flight_limit
 from tensorhub_p2p.protocol.pulls.ledger import Ledger
 from tensorhub_p2p.protocol.pulls.picking import fetchable, some_of
@@ -58,6 +63,7 @@ class Courtship:
         transports: tuple[str, ...],
         sources: SourceTable,
         ledger: Ledger,
+        crossing: Crossing,
         config: PullConfig,
         rng: random.Random,
         outbox: Outbox,
@@ -69,6 +75,7 @@ class Courtship:
         self._transports = transports
         self._sources = sources
         self._ledger = ledger
+        self._crossing = crossing
         self._config = config
         self._rng = rng
         self._outbox = outbox
@@ -78,28 +85,44 @@ class Courtship:
     def ask_more(self, now: float) -> None:
         """Ask the most promising candidates, up to `max_sources` at a time."""
         patience = self._config.retry_interval * 2
-        busy = sum(
-            source.state in ANSWERED
-            or (source.state is SourceState.ASKING and now < source.since + patience)
-            for source in self._sources
-        )
-        room = self._config.max_sources - busy
-        if room <= 0:
+        crossing, half = self._crossing, (self._config.max_sources + 1) // 2
+        active = [s for s in self._sources if s.state in ACTIVE]
+        taking = [
+            source
+            for source in active
+            if (source.state in ANSWERED or now < source.since + patience)
+            and not crossing.carries(source)
+        ]
+        far = sum(source.far for source in taking)
+        room = self._config.max_sources - len(taking)
+        room_near = room - max(0, half - far) if crossing.needs_far else room
+        twins = sum(self.is_twin(s) for s in active)
+        if room <= 0 and not crossing.lacks_carriers:
             return
-        twins = sum(self.is_twin(s) for s in self._sources if s.state in ACTIVE)
         for source in self._fresh():
-            if self.is_twin(source):
-                if twins >= self._config.max_sources // 2:
-                    continue
-                twins += 1
-            self.ask(now, source)
-            room -= 1
-            if not room:
-                return
+            if crossing.carries(source):
+                self.ask(now, source)
+            elif self.is_twin(source) and twins >= self._config.max_sources // 2:
+                continue
+            elif source.far and room > 0 and far < half:
+                far, room = far + 1, room - 1
+                self.ask(now, source)
+            elif not source.far and room_near > 0:
+                room, room_near = room - 1, room_near - 1
+                self.ask(now, source)
+            else:
+                continue
+            twins += self.is_twin(source)
 
     def _fresh(self) -> list[Source]:
         """Candidates that may be asked, the most promising first."""
-        fresh = [s for s in self._sources if s.state is SourceState.KNOWN and s.listed]
+        fresh = [
+            source
+            for source in self._sources
+            if source.state is SourceState.KNOWN
+            and source.listed
+            and not self._crossing.stands_back(source)
+        ]
         if not self._ledger.settled:
             fresh = [s for s in fresh if not self.is_twin(s)]
         self._rng.shuffle(fresh)
@@ -116,11 +139,13 @@ class Courtship:
         """Begin to ask for a lease there."""
         source.enter(now, SourceState.ASKING)
         source.asks = 0
+        source.unanswered = None
         self._hello(now, source)
 
     def _hello(self, now: float, source: Source) -> None:
         source.owes_bye = True
         source.asks += 1
+        source.unanswered = now if source.unanswered is None else source.unanswered
         source.retry_at = now + self._backoff(source.asks)
         self._told(now, source)
         hello = PullHello(
@@ -164,6 +189,9 @@ class Courtship:
         return None
 
     def tend(self, now: float, source: Source) -> None:
+        if source.state in ACTIVE and self._crossing.stands_back(source):
+            source.have = source.wanted = 0
+            source.enter(now, SourceState.KNOWN)
         if source.state not in ACTIVE and not source.in_flight:
             self._say_bye(source)
         due = self.due(source)
@@ -190,7 +218,7 @@ class Courtship:
             or wanted
             or fetchable(source, self._sources.open(), self._ledger.wanted)
         )
-        idle = source.state is SourceState.WAITING or not busy
+        idle = source.state is SourceState.WAITING or not busy or self._crossing.awaits(source)
         if idle and source.told == self._state() and self._ledger.needed:
             self._hello(now, source)
             return

@@ -20,6 +20,7 @@ import random
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.machine import Outbox, earliest
+from tensorhub_p2p.protocol.pulls.crossing import Crossing
 from tensorhub_p2p.protocol.pulls.ledger import Ledger
 from tensorhub_p2p.protocol.pulls.picking import best_source, rarest, rarity_levels
 from tensorhub_p2p.protocol.pulls.pull_events import Fetch
@@ -42,12 +43,14 @@ class Dispatch:
         self,
         sources: SourceTable,
         ledger: Ledger,
+        crossing: Crossing,
         config: PullConfig,
         rng: random.Random,
         outbox: Outbox,
     ) -> None:
         self._sources = sources
         self._ledger = ledger
+        self._crossing = crossing
         self._config = config
         self._rng = rng
         self._outbox = outbox
@@ -67,12 +70,14 @@ class Dispatch:
         limit = max(MIN_IN_FLIGHT, max_in_flight // len(sources))
         levels = rarity_levels(s.have for s in self._sources.answering())
         num_needed = ledger.needed.bit_count()
+        across = self._crossing.allowed(now)
         while room > 0:
-            choice = best_source(sources, ledger.wanted, num_needed, limit, self._rng)
+            choice = best_source(sources, ledger.wanted, across, num_needed, limit, self._rng)
             if choice is None:
                 return
             source, among = choice
-            chunk = rarest(levels, among, self._rng)
+            first = self._crossing.first(among) if source.far else None
+            chunk = rarest(levels, among, self._rng) if first is None else first
             source.in_flight[chunk] = now
             ledger.flying |= 1 << chunk
             self._outbox.emit(Fetch(source.id, chunk, ledger.manifest[chunk]))
@@ -86,6 +91,15 @@ class Dispatch:
             return None
         self._ledger.flying &= ~(1 << chunk)
         return at, asked
+
+    def across(self) -> int:
+        """The chunks that are in flight from other zones."""
+        chunks = 0
+        for source in self._sources:
+            if source.far:
+                for chunk in source.in_flight:
+                    chunks |= 1 << chunk
+        return chunks
 
     def _stalls_at(self, asked: float) -> float:
         """From then on a chunk in flight no longer keeps others from being asked for."""

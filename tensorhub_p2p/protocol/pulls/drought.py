@@ -21,6 +21,7 @@ import random
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.machine import Event
+from tensorhub_p2p.protocol.pulls.crossing import Crossing
 from tensorhub_p2p.protocol.pulls.ledger import Ledger
 from tensorhub_p2p.protocol.pulls.pages import LayoutAgreement
 from tensorhub_p2p.protocol.pulls.picking import some_of
@@ -39,12 +40,14 @@ class Drought:
         agreement: LayoutAgreement,
         sources: SourceTable,
         ledger: Ledger,
+        crossing: Crossing,
         config: PullConfig,
         rng: random.Random,
     ) -> None:
         self._agreement = agreement
         self._sources = sources
         self._ledger = ledger
+        self._crossing = crossing
         self._config = config
         self._rng = rng
         self._dry = 0
@@ -85,7 +88,7 @@ class Drought:
         for source in answering:
             if not source.failing:
                 reachable |= source.have
-        return self._ledger.needed & ~reachable
+        return self._ledger.needed & ~reachable & ~self._crossing.expected()
 
     def _verdict(self, dry: int) -> Event:
         if self._agreement.found is None:

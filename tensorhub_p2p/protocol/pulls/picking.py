@@ -81,19 +81,26 @@ def fetchable(source: Source, sources: Iterable[Source], wanted: int) -> int:
 
 
 def best_source(
-    sources: Sequence[Source], wanted: int, num_needed: int, limit: int, rng: random.Random
+    sources: Sequence[Source],
+    wanted: int,
+    across: int,
+    num_needed: int,
+    limit: int,
+    rng: random.Random,
 ) -> tuple[Source, int] | None:
     """The source to give a chunk to, and the chunks to choose from; None if nothing fits.
 
-    At most `limit` chunks are in flight at one source; `num_needed` chunks are missing
-    altogether, those in flight included.
+    Of the `wanted` only those in `across` may come from another zone. At most `limit` chunks
+    are in flight at one source; `num_needed` chunks are missing altogether, those in flight
+    included.
     """
     best: tuple[tuple[float, ...], Source, int] | None = None
     fastest = max((s.rate for s in sources if s.rate), default=1.0)
     for source in sources:
         if len(source.in_flight) >= limit:
             continue
-        among = fetchable(source, sources, wanted) & ~_better_left(source, sources, num_needed)
+        here = wanted & across if source.far else wanted
+        among = fetchable(source, sources, here) & ~_better_left(source, sources, num_needed)
         if not among:
             continue
         wait = (len(source.in_flight) + 1) / (source.rate or fastest)
@@ -106,12 +113,13 @@ def best_source(
 def _better_left(source: Source, sources: Iterable[Source], num_needed: int) -> int:
     """What faster ones have, if they'd be through with everything before it did one chunk.
 
-    Only sources with a strictly higher rate count, so that no two wait for each other.
+    Only sources with a strictly higher rate count, so that no two wait for each other, and
+    none of another zone for one of ours: what is here does not cross.
     """
     rate = source.rate
     if not rate:
         return 0
-    faster = [s for s in sources if s.rate and s.rate > rate]
+    faster = [s for s in sources if s.rate and s.rate > rate and (source.far or not s.far)]
     combined = sum(s.rate or 0.0 for s in faster)
     return 0 if num_needed * rate >= combined else _of_all(faster)
 

@@ -57,6 +57,13 @@ class ChunkHeld(Event):
 
 
 @dataclass(frozen=True)
+class Carrying(Event):
+    """Other chunks than before (a set, as `ChunkSet.bits`) are on their way from other zones."""
+
+    chunks: int
+
+
+@dataclass(frozen=True)
 class ChunkRevoked(Event):
     """A held chunk matched a digest that the origin contradicts: serve it no longer."""
 

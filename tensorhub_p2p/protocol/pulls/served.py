@@ -74,6 +74,12 @@ class Served:
         if server is not None:
             server.verified(now, chunk, digest)
 
+    def carries(self, now: float, publication: Publication, chunks: int | None) -> None:
+        """A pull has these on their way from other zones; None: it is over."""
+        server = self._of(publication)
+        if server is not None:
+            server.carries(now, chunks)
+
     def revoked(self, now: float, publication: Publication, chunk: int) -> None:
         """A pull takes a verified chunk back: serve it no longer."""
         server = self._of(publication)

@@ -109,6 +109,8 @@ class Lease:
     have_told: int = 0
     """What it was told that we have; this and the next two are sets, as `ChunkSet.bits`."""
     digests_told: int = 0
+    carrying_told: bool = False
+    """Whether it was told that we fetch something from other zones."""
     wanted: int = 0
     """Chunks whose digests it asked for and wasn't told."""
     urgent: bool = False
@@ -150,6 +152,8 @@ class ShardServer:
         self._origin = origin
         self._witnessed = layout.num_chunks == 0
         self._announced = self._witnessed
+        self._carrying: int | None = None if self.have.is_full else 0
+        """What we are fetching from other zones; None: we don't pull."""
         self._withdrawn: str | None = None
         self._drain_by: float | None = None
         self._leases: dict[tuple[PeerId, str], Lease] = {}
@@ -197,6 +201,11 @@ class ShardServer:
     def revoked(self, now: float, chunk: int) -> None:
         """The chunk turned out to be wrong after all: serve it no longer."""
         self.have.discard(chunk)
+        self.tick(now)
+
+    def carries(self, now: float, chunks: int | None) -> None:
+        """These are on their way from other zones; None: the pull is over."""
+        self._carrying = chunks
         self.tick(now)
 
     def withdraw(self, now: float, reason: str) -> None:
@@ -389,6 +398,7 @@ class ShardServer:
                 digests=digests,
                 endpoints=self._endpoints_for(lease) if granted else (),
                 others=() if granted else self._others(lease),
+                carrying=self._under_way(),
             ),
         )
 
@@ -407,20 +417,29 @@ class ShardServer:
         new = self._chunks(self.manifest.known.bits & ~lease.digests_told)
         digests = tuple((chunk, self.manifest[chunk]) for chunk in new)
         self._tell(now, lease)
-        self._outbox.send(
-            lease.peer, PullUpdate(lease.pull, self.slot, self.have.to_bytes(), digests)
-        )
+        have, carrying = self.have.to_bytes(), self._under_way()
+        self._outbox.send(lease.peer, PullUpdate(lease.pull, self.slot, have, digests, carrying))
+
+    def _under_way(self) -> bytes | None:
+        if self._carrying is None or self.complete:
+            return None
+        return self._chunks(self._carrying).to_bytes() if self._carrying else b""
+
+    @property
+    def _carries(self) -> bool:
+        return bool(self._carrying)
 
     def _tell(self, now: float, lease: Lease) -> None:
         lease.have_told, lease.digests_told = self.have.bits, self.manifest.known.bits
+        lease.carrying_told = self._carries
         lease.wanted &= ~self.manifest.known.bits
         lease.updated = now
         if lease.urgent:
             lease.urgent, lease.answered = False, now
 
     def _has_news(self, lease: Lease) -> bool:
-        told = (lease.have_told, lease.digests_told)
-        return told != (self.have.bits, self.manifest.known.bits)
+        told = (lease.have_told, lease.digests_told, lease.carrying_told)
+        return told != (self.have.bits, self.manifest.known.bits, self._carries)
 
     def _chunks(self, bits: int) -> ChunkSet:
         return ChunkSet(self.layout.num_chunks, bits)

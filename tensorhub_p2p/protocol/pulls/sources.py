@@ -141,6 +141,10 @@ class Source:
     """Whether it heard that we have something, and that we know all digests."""
     wanted: int = 0
     """Chunks whose digests it was asked for last."""
+    unanswered: float | None = None
+    """Since when it has left what we asked of it unanswered."""
+    carrying: int | None = 0
+    """Chunks that it says it is fetching from other zones; None: it fetches nothing more."""
     owes_bye: bool = False
     """It may hold a lease for us: say goodbye once nothing is in flight."""
     bytes: int = 0
@@ -150,6 +154,11 @@ class Source:
     delivered_at: float = float("-inf")
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def far(self) -> bool:
+        """It is of another zone, or nobody knows where."""
+        return self.locality >= FARTHEST
+
     def enter(self, now: float, state: SourceState) -> None:
         self.state, self.since = state, now
 
@@ -157,6 +166,7 @@ class Source:
         """What it said before was of another one."""
         self.publication = publication
         self.have = self.wanted = self.claimed = 0
+        self.carrying = 0
         self.stated = {}
 
     def weigh(self, manifest: Manifest) -> None:

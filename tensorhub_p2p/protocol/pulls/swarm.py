@@ -32,7 +32,7 @@ chunks in flight (not counting those that a stalled source sits on).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.errors import LayoutMismatch
@@ -50,11 +50,13 @@ from tensorhub_p2p.protocol.messages import (
     PullUpdate,
 )
 from tensorhub_p2p.protocol.pulls.courting import Courtship
+from tensorhub_p2p.protocol.pulls.crossing import Crossing
 from tensorhub_p2p.protocol.pulls.dispatch import Dispatch
 from tensorhub_p2p.protocol.pulls.drought import Drought
 from tensorhub_p2p.protocol.pulls.ledger import Ledger
 from tensorhub_p2p.protocol.pulls.pages import LayoutAgreement, PageRequests
 from tensorhub_p2p.protocol.pulls.pull_events import (
+    Carrying,
     ChunkHeld,
     Completed,
     LayoutFound,
@@ -82,6 +84,7 @@ class Swarm:
     told about and which is never a source (another slot of the same peer may be). `layout`
     is ours, None if we go by the publication's; `transports` are the names of those that we
     have, in the order of preference.
+    `locate` says how far a peer is, as `Candidate.locality`.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Swarm:
         transports: Iterable[str],
         config: PullConfig,
         rng: random.Random,
+        locate: Callable[[PeerId], int] = lambda _peer: FARTHEST,
     ) -> None:
         self.pull = pull
         self.publication = publication
@@ -104,6 +108,7 @@ class Swarm:
         self._sources = sources = SourceTable(own, config.max_candidates)
         self._agreement = agreement = LayoutAgreement(layout)
         self._ledger = ledger = Ledger(publication, agreement, outbox)
+        self._crossing = crossing = Crossing(own, publication, sources, ledger, config)
         self._pages = PageRequests(pull, agreement, sources, config, outbox)
         self._courtship = Courtship(
             pull,
@@ -113,12 +118,17 @@ class Swarm:
             tuple(transports),
             sources,
             ledger,
+            crossing,
             config,
             rng,
             outbox,
         )
-        self._dispatch = Dispatch(sources, ledger, config, rng, outbox)
-        self._drought = Drought(agreement, sources, ledger, config, rng)
+        self._dispatch = Dispatch(sources, ledger, crossing, config, rng, outbox)
+        self._drought = Drought(agreement, sources, ledger, crossing, config, rng)
+        self._own = own
+        self._locate = locate
+        self._carrying = 0
+        """What is known to be on its way from other zones."""
         self._begun = False
         self._weighed = 0
         """How much the ledger had learnt when twins were last compared with it."""
@@ -142,6 +152,11 @@ class Swarm:
         """What is here and verified."""
         return self._ledger.holding
 
+    @property
+    def crosses(self) -> bool:
+        """There are holders in other zones, and nobody of ours has everything."""
+        return self._crossing.is_due
+
     def facts(self) -> tuple[SourceFacts, ...]:
         """All sources that were considered, those that delivered most first."""
         return self._sources.facts()
@@ -160,6 +175,8 @@ class Swarm:
         for known in self._sources:
             known.listed = False
         for candidate in sorted(candidates, key=lambda c: c.locality):
+            if candidate.source == self._own and candidate.publication == self.publication:
+                self._crossing.seen()
             source = self._sources.remember(
                 candidate.source, candidate.locality, candidate.phase, candidate.publication
             )
@@ -185,9 +202,13 @@ class Swarm:
             except ValueError:
                 self.dropped += 1
 
-    def begin(self, now: float) -> None:
-        """From now on chunks may be fetched: bytes of ours will change."""
+    def begin(self, now: float, *, announced: bool = False) -> None:
+        """From now on chunks may be fetched: bytes of ours will change.
+
+        `announced`: the directory is being told that we pull.
+        """
         self._begun = True
+        self._crossing.begin(now, announced=announced)
         self.tick(now)
 
     def fetched(self, now: float, source: SourceId, chunk: int, digest: bytes) -> None:
@@ -245,11 +266,12 @@ class Swarm:
         source = self._sources.get(SourceId(sender, message.slot))
         if message.pull != self.pull or source is None or self.done:
             return
+        source.unanswered = None
         try:
             if isinstance(message, PullOffer):
                 self._offered(now, source, message)
             elif isinstance(message, PullUpdate):
-                self._updated(source, message)
+                self._updated(now, source, message)
             elif isinstance(message, PullGone):
                 self._gone(now, source, message)
             else:
@@ -264,6 +286,7 @@ class Swarm:
             return
         self._hold_verdicts(now)
         self._weigh_twins()
+        self._crossing.judge(now)
         for source in self._sources:
             self._courtship.tend(now, source)
         self._courtship.ask_more(now)
@@ -276,10 +299,18 @@ class Swarm:
         self._ticked = now
         if self.done or not self._begun or self.layout is None:
             return
+        self._crossing.judge(now)
         self._dispatch.hand_out(now)
+        self._tell_carrying()
         if self._ledger.held.bit_count() == self.layout.num_chunks:
             self._outbox.emit(Completed())
             self._finish(complete=True)
+
+    def _tell_carrying(self) -> None:
+        carrying = self._dispatch.across()
+        if carrying != self._carrying:
+            self._carrying = carrying
+            self._outbox.emit(Carrying(carrying))
 
     def _hold_verdicts(self, now: float) -> None:
         """After a pause of our own, what came meanwhile is still unread: nobody was silent."""
@@ -291,6 +322,7 @@ class Swarm:
             if source.state is SourceState.ASKING:
                 source.since += late
         self._drought.postpone(late)
+        self._crossing.woke(now, late)
 
     def next_wakeup(self) -> float | None:
         if self.done:
@@ -299,6 +331,7 @@ class Swarm:
             *(self._courtship.due(source) for source in self._sources),
             self._pages.next_wakeup(),
             self._drought.next_wakeup(),
+            self._crossing.next_wakeup() if self._begun else None,
             self._dispatch.next_stall(self._ticked) if self._begun else None,
         )
 
@@ -316,10 +349,10 @@ class Swarm:
         if offer.layout != self._agreement.digest:
             self._courtship.rest(now, source, "offers another layout of the version")
             return
-        self._says(source, have.bits, digests)
+        self._says(now, source, have.bits, digests, offer.carrying)
         for peer, slot in offer.others:
-            id = SourceId(peer, slot)
-            other = self._sources.remember(id, FARTHEST, Phase.PARTIAL, source.publication)
+            id, where = SourceId(peer, slot), self._locate(peer)
+            other = self._sources.remember(id, where, Phase.PARTIAL, source.publication)
             if other is not None and other.state is SourceState.KNOWN:
                 other.listed = True
         if not offer.granted:
@@ -332,14 +365,22 @@ class Swarm:
             source.enter(now, SourceState.OPEN)
             self._outbox.emit(SourceFound(source.id, offer.endpoints))
 
-    def _updated(self, source: Source, update: PullUpdate) -> None:
+    def _updated(self, now: float, source: Source, update: PullUpdate) -> None:
         if source.state in ANSWERED and self._agreement.settled:
             have = ChunkSet.from_bytes(self._ledger.manifest.num_chunks, update.have).bits
-            self._says(source, have, update.digests)
+            self._says(now, source, have, update.digests, update.carrying)
 
-    def _says(self, source: Source, have: int, digests: Iterable[tuple[int, bytes]]) -> None:
+    def _says(
+        self,
+        now: float,
+        source: Source,
+        have: int,
+        digests: Iterable[tuple[int, bytes]],
+        carrying: bytes | None,
+    ) -> None:
         """What it has, and which digests; ValueError if one can't be, from there on."""
         if not self._courtship.is_twin(source):
+            self._crossing.said(now, source, have, self._under_way(carrying))
             source.have = have
             self._ledger.learn(source, digests)
             return
@@ -350,6 +391,11 @@ class Swarm:
             if self._ledger.manifest.admits(chunk, digest)
         )
         source.weigh(self._ledger.manifest)
+
+    def _under_way(self, carrying: bytes | None) -> int | None:
+        if not carrying:
+            return None if carrying is None else 0
+        return ChunkSet.from_bytes(self._ledger.manifest.num_chunks, carrying).bits
 
     def _weigh_twins(self) -> None:
         """If digests of what is pulled became known: what of it is to be had at twins?"""

@@ -40,7 +40,7 @@ from tensorhub_p2p.protocol.directory.records import (
 from tensorhub_p2p.protocol.identity import Publication
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.manifest import DIGEST_BYTES
-from tensorhub_p2p.protocol.messages import DigestList, HolderRecord, Phase, Source
+from tensorhub_p2p.protocol.messages import DigestList, HolderRecord, Key, Phase, Source
 from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
 
 UNWATCHED = 0.05
@@ -83,6 +83,12 @@ class Follow:
         else:
             self._look(now)
         self._look_at = now + UNWATCHED
+
+    def look(self, now: float, key: Key) -> None:
+        """If this is its key, look at once, with a watch from now on."""
+        if key == self._key:
+            self._look_at = now
+            self.tick(now)
 
     def _look(self, now: float) -> None:
         self._look_at = now + self._interval
@@ -186,6 +192,11 @@ class Following:
         follow = self._follows.pop(number, None)
         if follow is not None:
             follow.stop(now)
+
+    def look(self, now: float, model: str, shard: int) -> None:
+        """Who follows this looks at once: this peer has written there, of which nobody tells it."""
+        for follow in self._follows.values():
+            follow.look(now, holders_key(model, shard))
 
     def pump(self) -> None:
         """Take what the follows put out."""

@@ -265,9 +265,7 @@ class SimHandle:
         )
 
     def announce_part(self, answer: Answer, export: Export, timeout: float) -> VerbCall | None:
-        """Others find what there is of it, if there are parts of it to share."""
-        if self.memory.layout.num_chunks == 1:
-            return None
+        """Others find what there is of it."""
         return self.announce(answer, export, timeout, complete=False)
 
     def announce(self, answer: Answer, export: Export, timeout: float, complete: bool) -> VerbCall:

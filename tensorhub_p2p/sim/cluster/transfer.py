@@ -41,6 +41,7 @@ from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event, Send
 from tensorhub_p2p.protocol.messages import Endpoint, Message
 from tensorhub_p2p.protocol.pulls.pull_events import (
+    Carrying,
     ChunkHeld,
     ChunkRevoked,
     Completed,
@@ -269,6 +270,7 @@ class SimPull:
             (TRANSPORT,),
             self.peer.config.pull,
             random.Random(self.peer.rng.getrandbits(64)),
+            self._locality,
         )
         self._inbox: deque[Item] = deque()
         self._wake = Pending()
@@ -318,6 +320,7 @@ class SimPull:
             self.unavailable = isinstance(error, (VersionUnavailable, IntegrityError))
             if self._announced is not None:
                 peer.node.interrupt(peer.now, slot, self._announced.number)
+                peer.node.carries(peer.now, slot, self.publication, None)
             raise
         finally:
             self._stop()
@@ -414,6 +417,9 @@ class SimPull:
                 node.verified(now, slot, publication, event.chunk, event.digest)
             else:
                 self.untold[event.chunk] = event.digest
+        elif isinstance(event, Carrying):
+            if self._announced is not None:
+                node.carries(now, slot, publication, event.chunks)
         elif isinstance(event, ChunkRevoked):
             assert self.export is not None
             self.export.allowed.discard(event.chunk)
@@ -461,10 +467,19 @@ class SimPull:
             return
         yield from self.handle.give_up_old(max(0.01, self._deadline - self.peer.now))
         self.export = self.peer.export(self.memory, ChunkSet(self.memory.layout.num_chunks))
-        self._announced = self.handle.announce_part(self._answer, self.export, self._left)
+        crosses = self._swarm.crosses
+        if crosses or self.memory.layout.num_chunks > 1:  # else there are no parts to share
+            self._announced = self.handle.announce_part(self._answer, self.export, self._left)
+        if self._announced is not None and crosses:
+            self._announced.then(self._look_for_others)
         self._begun = True
         self._tell_digests()
-        self._swarm.begin(self.peer.now)
+        self._swarm.begin(self.peer.now, announced=self._announced is not None)
+
+    def _look_for_others(self) -> None:
+        group = self.handle.slot.group
+        self.peer.node.look_for_holders(self.peer.now, group.model, self.handle.slot.shard)
+        self.peer.pump()
 
     @property
     def _left(self) -> float:
