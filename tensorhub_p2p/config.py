@@ -316,6 +316,9 @@ class PullConfig(Checked):
     """Seconds over which chunks or digests that come fast are collected on their way to others."""
     holders_interval: float = 1.0
     """Seconds after which a pull looks anew who holds its shard, whether it was told or not."""
+    prefetch_limit: int | None = field(default=None, metadata={"minimum": 0})
+    """Bytes of host memory for what one peer prefetches, over all its handles; None: a quarter of
+    what the process may use. 0: nothing is prefetched."""
 
 
 @dataclass(frozen=True)
