@@ -21,6 +21,7 @@ from tensorhub_p2p.errors import (
     IntegrityError,
     JoinError,
     LayoutMismatch,
+    NotEnoughMemory,
     PeerClosed,
     RetentionLost,
     SlotTaken,
@@ -34,8 +35,18 @@ from tensorhub_p2p.errors import (
 from tensorhub_p2p.handle import ShardHandle
 from tensorhub_p2p.peer import Peer, close_on_sigterm
 from tensorhub_p2p.protocol.messages import Retain
-from tensorhub_p2p.results import HandleState, Member, Pull, SourceReport, VersionInfo, ZoneInfo
+from tensorhub_p2p.results import (
+    Fallback,
+    HandleState,
+    Member,
+    Pull,
+    SourceReport,
+    TransportReport,
+    VersionInfo,
+    ZoneInfo,
+)
 from tensorhub_p2p.retains import newest, versions
+from tensorhub_p2p.runtime.prefetching import Prefetch
 from tensorhub_p2p.runtime.security import keygen
 
 __version__ = "0.1.0"
@@ -46,6 +57,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DirectoryConfig",
+    "Fallback",
     "GroupBroken",
     "GroupConfig",
     "GroupDivergence",
@@ -54,8 +66,10 @@ __all__ = [
     "JoinError",
     "LayoutMismatch",
     "Member",
+    "NotEnoughMemory",
     "Peer",
     "PeerClosed",
+    "Prefetch",
     "Pull",
     "PullConfig",
     "Retain",
@@ -69,6 +83,7 @@ __all__ = [
     "TensorHubError",
     "Timeout",
     "TransferError",
+    "TransportReport",
     "VersionConflict",
     "VersionInfo",
     "VersionUnavailable",

@@ -323,6 +323,9 @@ class PullConfig(Checked):
     announce_patience: float = 0.5
     """Seconds that a pull waits, at most, until the zone knows of it, before it fetches anything
     from another one."""
+    prefetch_limit: int | None = field(default=None, metadata={"minimum": 0})
+    """Bytes of host memory for what one peer prefetches, over all its handles; None: a quarter of
+    what the process may use. 0: nothing is prefetched."""
 
 
 @dataclass(frozen=True)

@@ -69,3 +69,7 @@ class SlotTaken(TensorHubError):
 
 class TransferError(TensorHubError):
     """No transport could move the bytes; the message lists what each one met."""
+
+
+class NotEnoughMemory(TensorHubError, MemoryError):
+    """A prefetch would take more host memory than its limit allows, or than there is."""

@@ -2,11 +2,11 @@
 
 States, and which calls fit (anything else is a StateError that says what to call first):
 
-    OPEN         register                                wait_for  retract  close
-    REGISTERED   publish    replicate    unregister      wait_for  retract  close
-    PUBLISHED    unpublish  replicate                    wait_for  retract  close
-    TORN         publish    replicate    unregister      wait_for  retract  close
-    REPLICATING  (inside replicate)                                         close
+    OPEN         register                                          wait_for  retract  close
+    REGISTERED   publish    replicate  prefetch  unregister        wait_for  retract  close
+    PUBLISHED    unpublish  replicate  prefetch                    wait_for  retract  close
+    TORN         publish    replicate  prefetch  unregister        wait_for  retract  close
+    REPLICATING  (inside replicate)                                                   close
     CLOSED       (nothing)
 
 A handle is used by one thread at a time: a second one in its verbs is a StateError.
@@ -34,6 +34,7 @@ from tensorhub_p2p.protocol.shards.verbs import Answer, VerbId
 from tensorhub_p2p.results import HandleState, Pull
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
+from tensorhub_p2p.runtime.prefetching import Prefetch, Prefetcher
 from tensorhub_p2p.runtime.pulling import PullRun, announcing, is_intact
 from tensorhub_p2p.runtime.verbs import Running, Then
 from tensorhub_p2p.transfer.memory import Region
@@ -83,6 +84,9 @@ class ShardHandle:
         self._attempts = Attempts(driver.config.pull.unavailable_after, alone=num_shards == 1)
         self._pull: PullRun | None = None
         """The pull under way."""
+        self._coming: Publication | None = None
+        """What that brings."""
+        self._prefetcher = Prefetcher(driver, slot, num_shards, lambda: self._coming or self._holds)
         self._busy = threading.Lock()
         self._verb = ""
         self._verb_thread: int | None = None
@@ -133,6 +137,7 @@ class ShardHandle:
         """Forget the tensors; afterwards nothing reads or writes them any more."""
         with self._in_verb("unregister", REGISTERED, TORN):
             self._leave_failed_call()
+            self._prefetcher.end("the tensors were unregistered")
             self._end_exports(5.0)
             self._region = None
             self._holds = None
@@ -267,15 +272,24 @@ class ShardHandle:
             region.check_unmoved()
             region.check_writable()
             answer = self._ask(question, timeout)
-            if self._holds == answer.publication:
-                self._finish(answer)
-                return self._up_to_date(answer, time.monotonic() - started)
-            if self._take_arrived(answer, started + timeout):
+            held = self._holds == answer.publication
+            if held or self._take_arrived(answer, started + timeout):
+                self._prefetcher.replicated(answer.publication)
                 self._finish(answer)
                 return self._up_to_date(answer, time.monotonic() - started)
             self._check_shards(answer)
-            left = timeout - (time.monotonic() - started)
-            pull = PullRun(self._driver, self._slot, region, answer, max(0.01, left), progress)
+            pull = self._bring(answer, region, started + timeout, progress)
+            if pull.ended is not None:
+                raise pull.ended
+            return pull.report(time.monotonic() - started)
+
+    def _bring(self, answer: Answer, region: Region, deadline: float, progress: bool) -> PullRun:
+        """Pull it, or copy what was prefetched of it; afterwards the handle has it."""
+        self._coming = answer.publication
+        try:
+            stock = self._prefetcher.stock_for(answer.publication)
+            left = max(0.01, deadline - time.monotonic())
+            pull = PullRun(self._driver, self._slot, region, answer, left, progress, stock)
             self._pull = pull
             if self._state is HandleState.CLOSED:
                 pull.cancel()
@@ -284,14 +298,34 @@ class ShardHandle:
             except BaseException as error:
                 self._pull_failed(pull, answer, error)
                 raise
-            finally:
-                self._pull = None
             self._exported, self._holds = exported, answer.publication
-            self._attempts.succeed()
-            self._become(PUBLISHED)
-            if pull.ended is not None:
-                raise pull.ended
-            return pull.report(time.monotonic() - started)
+        finally:
+            self._pull = self._coming = None
+        self._attempts.succeed()
+        self._become(PUBLISHED)
+        self._prefetcher.replicated(answer.publication)
+        return pull
+
+    # --- prefetching ---------------------------------------------------------------------
+
+    def prefetch(self, version: int | str = "latest", timeout: float = 600.0) -> Prefetch:
+        """Begin to pull a version into host memory, and return at once: the tensors stay in use.
+
+        `version` is as for `replicate`, which then copies what has come and pulls the rest. The
+        version is found by what exists now, for this shard alone: what the group decides at the
+        next `replicate` counts, and nothing is kept for it meanwhile. One prefetch a handle: a
+        newer one takes the place of one of another version. The returned `Prefetch` has `done()`,
+        `result(timeout)`, `version`, `bytes` and `cancel()`; it ends by `timeout`. No error
+        of a prefetch is one of the handle's: `replicate` just pulls.
+        """
+        if not isinstance(version, str):
+            version = checked_integer("version", version, 0, MAX_VERSION)
+        selector = selector_of(version)
+        check_timeout(timeout)
+        with self._in_verb("prefetch", REGISTERED, PUBLISHED, TORN):
+            return self._prefetcher.ask(selector, timeout, self._registered())
+
+    # --- what replicate does -------------------------------------------------------------
 
     def _take_arrived(self, answer: Answer, deadline: float) -> bool:
         """All of it came with the try before, which could not tell the others: do that now.
@@ -464,7 +498,9 @@ class ShardHandle:
 
     def _let_go(self, deadline: float) -> None:
         """On return the tensors are neither read nor written."""
+        self._prefetcher.end("the handle was closed")
         self._wait_for_verb(deadline)
+        self._prefetcher.end("the handle was closed")  # the verb may have been a prefetch
         # Readers had their time: what is left is at most what they read without a lease.
         self._end_exports(min(1.0, max(0.1, deadline - time.monotonic())))
         self._region = None

@@ -16,6 +16,7 @@ from typing import SupportsIndex, TypeVar
 from tensorhub_p2p.config import ConfigError
 from tensorhub_p2p.runtime.addresses import dialable
 from tensorhub_p2p.runtime.driver import TRANSPORTS
+from tensorhub_p2p.transfer.copying import usable_bytes
 
 T = TypeVar("T")
 MAX_TIMEOUT = 1e8
@@ -91,16 +92,6 @@ def check_timeout(timeout: object, what: str = "timeout") -> None:
         raise ConfigError(f"{what} = {timeout!r}: must be positive seconds, up to {MAX_TIMEOUT:g}")
 
 
-def _usable_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or its control group's limit."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-            return min(memory, int(file.read()))
-    except (OSError, ValueError):  # no such group here, or "max"
-        return memory
-
-
 def resolve_options(
     cluster: str | None = None,
     seeds: Sequence[str] | None = None,
@@ -154,7 +145,7 @@ def resolve_options(
         transports=tuple(pick("transports", transports, _listed, TRANSPORTS)),
         offload_limit=checked_integer(
             "offload_limit",
-            pick("offload_limit", offload_limit, int, _usable_memory() // OFFLOAD_PART),
+            pick("offload_limit", offload_limit, int, usable_bytes() // OFFLOAD_PART),
             0,
             MAX_OFFLOAD,
         ),

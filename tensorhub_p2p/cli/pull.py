@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -51,4 +50,4 @@ def pull(
         done = handle.replicate(selector, timeout=timeout, progress=not as_json)
         explained = peer.explain(done)
     checkpoints.save(out, tensors)
-    print(json.dumps({"out": str(out), **asdict(done)}) if as_json else f"{explained}\n→ {out}")
+    print(json.dumps({"out": str(out), **done.as_json()}) if as_json else f"{explained}\n→ {out}")

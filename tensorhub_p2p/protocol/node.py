@@ -27,6 +27,7 @@ from tensorhub_p2p.protocol.directory.admission import admit
 from tensorhub_p2p.protocol.directory.directory import Directory, OwnersDiffer
 from tensorhub_p2p.protocol.directory.pending import PendingRecords
 from tensorhub_p2p.protocol.groups.claims import left
+from tensorhub_p2p.protocol.groups.selection import Floor
 from tensorhub_p2p.protocol.identity import Group, PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Event, Outbox, Output, Send, SendTo, earliest
@@ -71,10 +72,12 @@ from tensorhub_p2p.protocol.retention.custody import Custody
 from tensorhub_p2p.protocol.retention.reserving import Reserve, nothing_to_reserve
 from tensorhub_p2p.protocol.retention.retaining import Retaining
 from tensorhub_p2p.protocol.retention.retention import Wish
+from tensorhub_p2p.protocol.shards.finding import Finds
 from tensorhub_p2p.protocol.shards.following import Following
 from tensorhub_p2p.protocol.shards.keeping import Keeps
 from tensorhub_p2p.protocol.shards.leaving import Leaving
 from tensorhub_p2p.protocol.shards.lookup import Lookups
+from tensorhub_p2p.protocol.shards.prefetching import Prefetches
 from tensorhub_p2p.protocol.shards.publishing import Whole
 from tensorhub_p2p.protocol.shards.retracting import Retractions
 from tensorhub_p2p.protocol.shards.shard import ShardNode
@@ -170,9 +173,11 @@ class Node:
         self._retractions = Retractions(self.abroad.records, self.liveness, self.abroad.zones_with)
         self.keeps = Keeps(self.custody, config.group, config.pull)
         self.custody.offloads = self.keeps
+        self.prefetches = Prefetches(self.custody, config.group, config.pull)
         self._leaving = Leaving(self.custody, self.keeps, config.pull.lease_seconds)
         self.following = Following(self.abroad.records, self.liveness, config.pull)
         self.lookups = Lookups(self.abroad.records, self.liveness)
+        self.finds = Finds(self.abroad.records, self.liveness, 4 * config.group.retry_interval)
         self._config = config
         self._members: tuple[PeerId, ...] = (info.peer_id,)
 
@@ -340,6 +345,41 @@ class Node:
         self.keeps.freed(keep)
         self._settle(now)
 
+    def find(
+        self, now: float, number: VerbId, deadline: float, slot: Slot, selector: str, floor: Floor
+    ) -> None:
+        """Which publication a version is, for a prefetch to `slot`. Done(Found), or Timeout."""
+        self.finds.begin(now, number, deadline, slot, selector, floor)
+        self._settle(now)
+
+    def stop_finding(self, now: float, number: VerbId, why: str) -> None:
+        """End it with a StateError."""
+        self.finds.stop(now, number, why)
+        self._settle(now)
+
+    def prefetching(
+        self,
+        now: float,
+        slot: Slot,
+        publication: Publication,
+        num_shards: int,
+        layout: Layout,
+        endpoints: tuple[Endpoint, ...],
+    ) -> None:
+        """A pull ahead of time begins, to a slot of its own; its chunks are served on."""
+        self.prefetches.begin(now, slot, publication, num_shards, layout, endpoints)
+        self._settle(now)
+
+    def prefetched(self, now: float, slot: Slot) -> None:
+        """It is complete."""
+        self.prefetches.whole(now, slot)
+        self._settle(now)
+
+    def end_prefetch(self, now: float, slot: Slot) -> None:
+        """Its handle wants it no longer: `PrefetchGone` follows."""
+        self.prefetches.release(now, slot)
+        self._settle(now)
+
     def holds(self, slot: Slot) -> bool:
         """Whether others find a publication at this slot, or soon will."""
         shard = self.shards.get(slot)
@@ -366,32 +406,32 @@ class Node:
         self, now: float, slot: Slot, publication: Publication, chunk: int, digest: bytes
     ) -> None:
         """The digest of a published chunk was taken."""
-        shard = self.shards.get(slot)
-        if shard is not None:
-            shard.served.digested(now, publication, chunk, digest)
+        holder = self.shards.get(slot) or self.prefetches.get(slot)
+        if holder is not None:
+            holder.served.digested(now, publication, chunk, digest)
             self._settle(now)
 
     def verified(
         self, now: float, slot: Slot, publication: Publication, chunk: int, digest: bytes
     ) -> None:
         """A pull verified a chunk of the slot."""
-        shard = self.shards.get(slot)
-        if shard is not None:
-            shard.served.verified(now, publication, chunk, digest)
+        holder = self.shards.get(slot) or self.prefetches.get(slot)
+        if holder is not None:
+            holder.served.verified(now, publication, chunk, digest)
             self._settle(now)
 
     def revoked(self, now: float, slot: Slot, publication: Publication, chunk: int) -> None:
         """A chunk that a pull verified is not the origin's after all."""
-        shard = self.shards.get(slot)
-        if shard is not None:
-            shard.served.revoked(now, publication, chunk)
+        holder = self.shards.get(slot) or self.prefetches.get(slot)
+        if holder is not None:
+            holder.served.revoked(now, publication, chunk)
             self._settle(now)
 
     def carries(self, now: float, slot: Slot, publication: Publication, chunks: int | None) -> None:
         """A pull of the slot has these chunks under way from other zones; None: it is over."""
-        shard = self.shards.get(slot)
-        if shard is not None:
-            shard.served.carries(now, publication, chunks)
+        holder = self.shards.get(slot) or self.prefetches.get(slot)
+        if holder is not None:
+            holder.served.carries(now, publication, chunks)
             self._settle(now)
 
     def versions(self, now: float, number: VerbId, deadline: float, model: str) -> None:
@@ -450,6 +490,8 @@ class Node:
         self._retractions.tick(now)
         self.following.tick(now)
         self.lookups.tick(now)
+        self.prefetches.tick(now)
+        self.finds.tick(now)
         self._settle(now)
 
     def next_wakeup(self) -> float | None:
@@ -464,6 +506,8 @@ class Node:
             self._retractions.next_wakeup(),
             self.following.next_wakeup(),
             self.lookups.next_wakeup(),
+            self.prefetches.next_wakeup(),
+            self.finds.next_wakeup(),
         )
 
     # --- routing ---
@@ -496,9 +540,9 @@ class Node:
 
     def _route_to_slot(self, now: float, sender: PeerId, slot: Slot, message: Message) -> None:
         shard = self.shards.get(slot)
-        keep = self.keeps.get(slot)
-        if keep is not None and keep.server is not None:
-            keep.receive(now, sender, message)
+        copy = self.keeps.get(slot) or self.prefetches.get(slot)
+        if copy is not None and copy.server is not None:
+            copy.receive(now, sender, message)
             return
         closed = shard is None or shard.closed
         if isinstance(message, SlotChallenge) and closed:
@@ -548,6 +592,8 @@ class Node:
         items += self._retractions.outbox.drain()
         self.following.pump()
         items += [*self.following.outbox.drain(), *self.lookups.outbox.drain()]
+        self.prefetches.pump(now)
+        items += [*self.prefetches.outbox.drain(), *self.finds.outbox.drain()]
         return items
 
     def _take(self, now: float, event: Event) -> bool:
@@ -583,3 +629,4 @@ class Node:
             for shard in list(self.shards.values()):
                 shard.peer_gone(now, event.member.peer_id)
             self.keeps.peer_gone(now, event.member.peer_id)
+            self.prefetches.peer_gone(now, event.member.peer_id)

@@ -6,8 +6,8 @@ verbs, inboxes of pulls, digest jobs. It decides nothing; what a verb means is t
 business, what a handle may do handle.py's.
 
 What dies when: `close` ends the pulls first (their inboxes hear of it), then the control
-thread (which flushes its goodbyes), then digests, kept copies and transports. Every future that is
-still open ends with PeerClosed.
+thread (which flushes its goodbyes), then digests, kept and prefetched copies, and transports.
+Every future that is still open ends with PeerClosed.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from tensorhub_p2p.protocol.shards.verbs import (
     HoldersChanged,
     KeepFreed,
     OffloadWanted,
+    PrefetchGone,
     PublicationLost,
     PullMessage,
     StopDigests,
@@ -56,6 +57,7 @@ from tensorhub_p2p.runtime.forkguard import ForkGuard
 from tensorhub_p2p.runtime.links import Links
 from tensorhub_p2p.runtime.monitor import Fact, LinkFact
 from tensorhub_p2p.runtime.offloading import Offloads
+from tensorhub_p2p.runtime.prefetching import Prefetches
 from tensorhub_p2p.runtime.verbs import Running, RunningVerbs, Start, Then
 from tensorhub_p2p.transfer.credentials import Credentials
 from tensorhub_p2p.transfer.memory import Region
@@ -125,7 +127,7 @@ class Driver:
         )
         self._keep_books()
         self._make_workers()
-        self._guard = ForkGuard("this peer", (self.transports, self.offloads))
+        self._guard = ForkGuard("this peer", (self.transports, self.offloads, self.prefetches))
         self.control.start()
 
     def _describe(self, name: str, zone: str, host: str, rack: str) -> PeerInfo:
@@ -174,6 +176,7 @@ class Driver:
         """Chunks that pulls verified, to be served on."""
         self.offloads = Offloads(self.transports, self.control.post, self.node)
         self.adoptions = Adoptions(self, self.offloads)
+        self.prefetches = Prefetches(self, self.config.pull.prefetch_limit)
 
     def _make_transports(
         self,
@@ -354,6 +357,8 @@ class Driver:
         elif isinstance(event, KeepFreed):
             if not self.adoptions.take_back(event.keep):
                 self.offloads.free(event.keep)
+        elif isinstance(event, PrefetchGone):
+            self.prefetches.gone(event.slot)
         elif isinstance(event, MemberChanged):
             self._member_changed(event)
         elif isinstance(event, MemberForgotten):
@@ -425,6 +430,7 @@ class Driver:
         self.control.stop(timeout)
         self.digests.close()
         self.adoptions.close()
+        self.prefetches.close()
         self.offloads.close()
         for transport in self.transports.values():
             transport.close()

@@ -29,19 +29,20 @@ from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Slot
 from tensorhub_p2p.protocol.pulls.sources import SourceId
 from tensorhub_p2p.protocol.shards.verbs import Answer
-from tensorhub_p2p.results import Pull, SourceReport
+from tensorhub_p2p.results import Pull
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
+from tensorhub_p2p.runtime.reporting import report
 from tensorhub_p2p.runtime.verbs import Running, Start
 from tensorhub_p2p.transfer.digest import digest
-from tensorhub_p2p.transfer.engine import Hooks, PullOutcome, ShardPull, SourceOutcome
+from tensorhub_p2p.transfer.engine import Hooks, ShardPull
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
+from tensorhub_p2p.transfer.stock import Stock
 
 if TYPE_CHECKING:
     from tensorhub_p2p.runtime.progress import Progress
 
-LOCALITIES = ("host", "rack", "zone", "far")
 NOBODY_CAN = (VersionUnavailable, IntegrityError, LayoutMismatch)
 """Ends that the next try would meet again, in every shard or in this one."""
 
@@ -83,7 +84,9 @@ class PullRun(Hooks):
         answer: Answer,
         timeout: float,
         progress: bool,
+        stock: Stock | None = None,
     ) -> None:
+        """`stock`: what was prefetched, and may be of use."""
         self.exported: Exported | None = None
         """What others may read of the memory; None until bytes may change."""
         self.complete = False
@@ -123,6 +126,7 @@ class PullRun(Hooks):
             deadline=self._deadline,
             hooks=self,
             rng=random.Random(secrets.randbits(64)),
+            stock=stock,
         )
 
     def run(self, give_up_old: Callable[[float], None]) -> Exported:
@@ -156,7 +160,7 @@ class PullRun(Hooks):
     @property
     def moved(self) -> int:
         """Bytes that came."""
-        return self._pull.outcome().bytes
+        return self._pull.moved
 
     @property
     def lasted(self) -> float:
@@ -175,8 +179,8 @@ class PullRun(Hooks):
     # --- hooks of the engine, on this thread ---------------------------------------------
 
     def begin(self, into: Region) -> bool:
-        started = time.monotonic()
         self._give_up_old(self._time_left())
+        started = time.monotonic()
         exported = Exported(self._driver.transports, into, ChunkSet(into.layout.num_chunks))
         self.exported = exported
         self._driver.regions[self._slot] = into
@@ -266,34 +270,13 @@ class PullRun(Hooks):
 
     def report(self, seconds: float) -> Pull:
         """What the whole call did, of which `seconds` passed."""
-        outcome: PullOutcome = self._pull.outcome()
+        outcome = self._pull.outcome()
         registering = self._registering + self._finishing
-        return Pull(
-            model=self._slot.group.model,
-            version=self._answer.publication.version,
-            epoch=self._answer.publication.epoch,
-            bytes=outcome.bytes,
-            seconds=seconds,
-            sources=tuple(self._source(source) for source in outcome.sources),
-            retried=outcome.retried,
-            waiting=max(0.0, seconds - outcome.moving - registering),
-            registering=registering,
-            moving=outcome.moving,
-            verifying=outcome.hashing,
-        )
-
-    def _source(self, outcome: SourceOutcome) -> SourceReport:
-        facts = outcome.facts
-        rejected = tuple(f"{name} not used: {why}" for name, why in outcome.rejected.items())
-        return SourceReport(
-            peer_id=facts.source.peer,
-            name=self._driver.name(facts.source.peer),
-            slot=str(facts.source.slot),
-            transport=outcome.transport,
-            locality=LOCALITIES[facts.locality],
-            bytes=facts.bytes,
-            chunks=facts.chunks,
-            rate=facts.rate,
-            state=facts.state.value,
-            notes=(*rejected, *facts.notes),
+        return report(
+            self._slot.group.model,
+            self._answer.publication,
+            outcome,
+            seconds,
+            registering,
+            self._driver.name,
         )

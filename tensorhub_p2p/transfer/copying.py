@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import os
 
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.transfer.digest import ChunkHasher
@@ -59,6 +60,16 @@ def available_bytes() -> int | None:
     except OSError:
         return None
     return None
+
+
+def usable_bytes() -> int:
+    """Memory that this process may use: the machine's, or its control group's limit."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            return min(memory, int(file.read()))
+    except (OSError, ValueError):  # no such group here, or "max"
+        return memory
 
 
 def copy_chunk(source: Region, into: HostMemory, chunk: int, scratch: Scratch) -> bytes:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from tensorhub_p2p.config import PullConfig
@@ -65,6 +65,7 @@ from tensorhub_p2p.transfer.links import (
     ReadFault,
 )
 from tensorhub_p2p.transfer.memory import Region
+from tensorhub_p2p.transfer.stock import Stock
 from tensorhub_p2p.transfer.transports.base import Transport
 
 MAX_BATCH = 64
@@ -97,14 +98,29 @@ class Hooks:
         """The chunk is not what the origin published after all: serve it no longer."""
 
 
+@dataclass
+class Moved:
+    """What one transport brought from one source, in so many seconds of its reader threads."""
+
+    bytes: int = 0
+    chunks: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class SourceOutcome:
-    """How one source did. `rejected`: transport → why it wasn't used there."""
+    """How one source did. `rejected`: transport → why it wasn't used there (any more)."""
 
     facts: SourceFacts
     transport: str
     """The one that was used last; "" if none was."""
     rejected: Mapping[str, str]
+    failed: tuple[str, ...] = ()
+    """Those of the rejected that were tried, and gave way to the next one."""
+    last: str = ""
+    """The one that may still work there; "" if none may."""
+    moved: Mapping[str, Moved] = field(default_factory=dict)
+    """By transport."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +147,9 @@ class ShardPull:
     """Pulls one shard of one publication into registered memory. Use once.
 
     `region` is that memory; or what makes it, once the publication's layout is known: a
-    call that returns memory in just that layout. `transports` in the order of preference;
+    call that returns memory in just that layout (and `layout` is what that may well be).
+    `stock` is what lies in this process's memory already, and crosses no link.
+    `transports` in the order of preference;
     `send` and the inbox are thread-safe; `locate` says how far a peer is (0 same host,
     1 rack, 2 zone, 3 other); `deadline` is on `time.monotonic`.
     """
@@ -151,6 +169,8 @@ class ShardPull:
         deadline: float,
         hooks: Hooks,
         rng: random.Random,
+        layout: Layout | None = None,
+        stock: Stock | None = None,
     ) -> None:
         self.publication = publication
         self._region = region
@@ -165,9 +185,12 @@ class ShardPull:
         self._locate = locate
         self._deadline = deadline
         self._hooks = hooks
-        layout = region.layout if isinstance(region, Region) else None
+        self._stock = stock
+        layout = region.layout if isinstance(region, Region) else layout
         self._swarm = Swarm(pull, publication, own, layout, self._transports, config, rng, locate)
         self._readers: Readers | None = None
+        self._copiers: Readers | None = None
+        """Of the stock."""
         self._links: dict[SourceId, Link] = {}
         self._retired: list[Link] = []
         """Links that were replaced, as long as they may still be writing."""
@@ -181,6 +204,7 @@ class ShardPull:
         self._begun = False
         self._done = False
         self._moved = 0
+        self._moved_by: dict[SourceId, dict[str, Moved]] = {}
         self.moved_at = float("-inf")
         """When bytes came last."""
         self._retried = 0
@@ -202,6 +226,9 @@ class ShardPull:
         TransferError, Timeout, PeerClosed, or what a hook raised.
         """
         try:
+            if self._stock is not None:
+                self._swarm.candidates(time.monotonic(), [self._stock.candidate])
+                self._carry_out()
             while not self._done:
                 self._take(time.monotonic())
                 self._carry_out()
@@ -210,6 +237,11 @@ class ShardPull:
         finally:
             self._stop()
             self._tell_news()
+
+    @property
+    def moved(self) -> int:
+        """Bytes that came so far; from any thread."""
+        return self._moved
 
     def outcome(self) -> PullOutcome:
         """What was done, to be asked after `run`."""
@@ -230,7 +262,10 @@ class ShardPull:
         link = self._links.get(facts.source)
         if link is None:
             return SourceOutcome(facts, "", {})
-        return SourceOutcome(facts, link.transport if facts.chunks else "", dict(link.rejected))
+        moved = self._moved_by.get(facts.source, {})
+        used = link.transport if facts.chunks else ""
+        rejected, failed = dict(link.rejected), link.failed
+        return SourceOutcome(facts, used, rejected, failed, link.choice, moved)
 
     def _stop(self) -> None:
         """Say goodbye, and fence the tensors off from every reader."""
@@ -238,7 +273,7 @@ class ShardPull:
         self._swarm.stop(now)
         for output in self._swarm.outbox.drain():
             if isinstance(output, Send):
-                self._send(output.to, output.message)
+                self._say(output)
         links = [*self._links.values(), *self._retired]
         for link in links:
             link.abort()
@@ -272,10 +307,8 @@ class ShardPull:
     def _accept(self, now: float, item: object) -> None:
         swarm = self._swarm
         if isinstance(item, Landed):
-            self._moved += item.num_bytes
+            self._count(item)
             self.moved_at = now
-            self._reading += item.seconds
-            self._hashing += item.hashing
             swarm.fetched(now, item.source, item.chunk, item.digest)
         elif isinstance(item, ReadFault):
             self._retried += 1
@@ -284,14 +317,7 @@ class ShardPull:
             sender, message = item
             swarm.receive(now, sender, message)
         elif isinstance(item, HoldersChanged):
-            swarm.candidates(
-                now,
-                [
-                    Candidate(h.peer, h.slot, h.phase, self._locate(h.peer), h.publication)
-                    for h in item.holders
-                ],
-                item.digests,
-            )
+            swarm.candidates(now, self._candidates(item), item.digests)
         elif isinstance(item, str):
             swarm.lost(now, PeerId(item))
         elif isinstance(item, Connected):
@@ -303,15 +329,46 @@ class ShardPull:
         elif item is None:
             raise PeerClosed(f"this peer was closed while it pulled {self.publication}")
 
+    def _count(self, landed: Landed) -> None:
+        self._moved += landed.num_bytes
+        self._reading += landed.seconds
+        self._hashing += landed.hashing
+        by_transport = self._moved_by.setdefault(landed.source, {})
+        moved = by_transport.setdefault(landed.transport, Moved())
+        moved.bytes += landed.num_bytes
+        moved.chunks += 1
+        moved.seconds += landed.seconds
+
+    def _candidates(self, changed: HoldersChanged) -> list[Candidate]:
+        """Whom the directory names, and first of all the stock, which it may name too."""
+        named = [
+            Candidate(h.peer, h.slot, h.phase, self._locate(h.peer), h.publication)
+            for h in changed.holders
+        ]
+        if self._stock is None:
+            return named
+        stock = self._stock.candidate
+        return [stock, *(other for other in named if other.source != stock.source)]
+
     # --- out -------------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
         """Do what the swarm decided."""
         for output in self._swarm.outbox.drain():
             if isinstance(output, Send):
-                self._send(output.to, output.message)
+                self._say(output)
             elif isinstance(output, Event):
                 self._on_event(output)
+
+    def _say(self, send: Send) -> None:
+        """The stock is asked here; all others are sent to."""
+        stock, slot = self._stock, getattr(send.message, "slot", None)
+        if stock is None or (send.to, slot) != stock.source:
+            self._send(send.to, send.message)
+            return
+        answer = stock.answer(send.message)
+        if answer is not None:
+            self._inbox.put((send.to, answer))
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Fetch):
@@ -358,6 +415,9 @@ class ShardPull:
         self._readers = Readers(
             into, self._transports, self._config, self._deadline, self._inbox.put
         )
+        if self._stock is not None:
+            copying = {self._stock.transport.name: self._stock.transport}
+            self._copiers = Readers(into, copying, self._config, self._deadline, self._inbox.put)
         found, self._found = self._found, []
         for event in found:
             self._on_source(event)
@@ -372,7 +432,11 @@ class ShardPull:
             if link is not None:
                 link.abort()
                 self._retired = [old for old in self._retired if old.writing] + [link]
-            link = self._links[event.source] = Link(event.source, event.endpoints, self._readers)
+            readers = self._readers
+            stocked = self._stock is not None and event.source == self._stock.source
+            if stocked and self._copiers is not None:
+                readers = self._copiers
+            link = self._links[event.source] = Link(event.source, event.endpoints, readers)
         if not link.usable:
             self._swarm.unreachable(time.monotonic(), event.source, link.why_not())
         elif not self._begun:

@@ -75,6 +75,7 @@ class Landed:
     num_bytes: int
     seconds: float
     hashing: float
+    transport: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ class Link:
         self._writing = 0
         self._closed = False
         self._usable = deque(self._choices())
+        self._unfit = frozenset(self.rejected)
+        """Transports that were not even tried."""
         self.transport = self._usable[0][0] if self._usable else ""
         """The transport that is in use."""
 
@@ -164,6 +167,16 @@ class Link:
     def usable(self) -> bool:
         """Some transport may still work."""
         return bool(self._usable)
+
+    @property
+    def choice(self) -> str:
+        """The transport that is used from here on; "" if none may work any more."""
+        return self._usable[0][0] if self._usable else ""
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Transports that were tried and gave way to the next one, in that order."""
+        return tuple(name for name in self.rejected if name not in self._unfit)
 
     @property
     def writing(self) -> bool:
@@ -336,6 +349,7 @@ class Link:
         with self._changed:
             if self._closed:
                 raise SourceGone("the link is closed")
+            transport = self._open[reader]
             self._writing += 1
         try:
             reader.read(start, length, into, deadline, hasher)
@@ -346,10 +360,10 @@ class Link:
         if hasher.digest() == digest:
             seconds = time.monotonic() - began
             self._readers.report(
-                Landed(self.source, chunk, digest, length, seconds, hasher.seconds)
+                Landed(self.source, chunk, digest, length, seconds, hasher.seconds, transport)
             )
         else:
-            why = f"through {self.transport}"
+            why = f"through {transport}"
             self._readers.report(ReadFault(self.source, chunk, Fault.MISMATCH, why))
 
 

@@ -10,7 +10,8 @@ A random tie is what makes them differ when all is equally rare.
 
 From whom: the nearest, and of equally near ones the one that would be done first by its
 measured rate (an unmeasured one counts as the fastest). A slow source gets nothing that
-faster ones would all be through with before it did one chunk.
+faster ones would all be through with before it did one chunk. What lies in this process's own
+memory crosses no link, however busy its readers are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from tensorhub_p2p.protocol.pulls.sources import Source
+from tensorhub_p2p.protocol.pulls.sources import AT_HAND, Source
 
 MAX_RARITY = 8
 """Chunks with this many holders or more count as equally common."""
@@ -110,18 +111,21 @@ def best_source(
     return None if best is None else best[1:]
 
 
-def _better_left(source: Source, sources: Iterable[Source], num_needed: int) -> int:
+def _better_left(source: Source, sources: Sequence[Source], num_needed: int) -> int:
     """What faster ones have, if they'd be through with everything before it did one chunk.
 
     Only sources with a strictly higher rate count, so that no two wait for each other, and
-    none of another zone for one of ours: what is here does not cross.
+    none of another zone for one of ours: what is here does not cross. And what is at hand.
     """
+    at_hand = 0
+    if source.locality != AT_HAND:
+        at_hand = _of_all(s for s in sources if s.locality == AT_HAND)
     rate = source.rate
     if not rate:
-        return 0
+        return at_hand
     faster = [s for s in sources if s.rate and s.rate > rate and (source.far or not s.far)]
     combined = sum(s.rate or 0.0 for s in faster)
-    return 0 if num_needed * rate >= combined else _of_all(faster)
+    return at_hand if num_needed * rate >= combined else at_hand | _of_all(faster)
 
 
 def _of_all(sources: Iterable[Source]) -> int:

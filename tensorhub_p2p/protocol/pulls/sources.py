@@ -36,6 +36,8 @@ MAX_STREAK = 3
 """Failed reads in a row until a source that answers doesn't count as having anything."""
 FARTHEST = 3
 """Locality of a source about which nothing is known."""
+AT_HAND = -1
+"""Locality of what lies in this process's own memory."""
 
 
 class SourceId(NamedTuple):
@@ -50,7 +52,10 @@ class SourceId(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A holder as the directory knows it. `locality`: 0 same host, 1 rack, 2 zone, 3 other."""
+    """A holder as the directory knows it.
+
+    `locality`: -1 this process's memory, 0 same host, 1 rack, 2 zone, 3 other.
+    """
 
     peer: PeerId
     slot: Slot
@@ -102,7 +107,7 @@ class SourceFacts:
     failing: bool
     """It answers, but reads from it failed time and again."""
     notes: tuple[str, ...]
-    """What went wrong, oldest first, at most MAX_FAULTS_REMEMBERED."""
+    """What it refused or what went wrong, oldest first, at most MAX_FAULTS_REMEMBERED."""
 
 
 @dataclass(eq=False)
@@ -161,6 +166,8 @@ class Source:
 
     def enter(self, now: float, state: SourceState) -> None:
         self.state, self.since = state, now
+        if state is SourceState.WAITING:
+            self.note(state.value)
 
     def holds_now(self, publication: Publication) -> None:
         """What it said before was of another one."""

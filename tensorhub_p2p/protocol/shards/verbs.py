@@ -40,6 +40,15 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Found:
+    """What a version is at this moment, and a few who have the shard that was asked about."""
+
+    publication: Publication
+    num_shards: int
+    sources: tuple[Source, ...] = ()
+
+
+@dataclass(frozen=True)
 class Holder:
     """Somebody who has a shard of a version, for a pull to read from."""
 
@@ -112,6 +121,13 @@ class KeepFreed(Event):
     """Nobody needs this offload any more: stop exporting it, free it, then `Node.freed`."""
 
     keep: Slot
+
+
+@dataclass(frozen=True)
+class PrefetchGone(Event):
+    """Nobody finds or reads this prefetched copy any more: stop exporting it, and free it."""
+
+    slot: Slot
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,9 @@ class Withdrawal:
             self._decide(now, need)
 
     def _decide(self, now: float, need: Need) -> None:
-        bound = () if need.retracted else self._bound_by(now)
+        # A spot copy is nobody's safe copy: where it is only freed, no retain holds it back.
+        free = need.retracted or (self._orders.freeing and self._around.spot)
+        bound = () if free else self._bound_by(now)
         if self._orders.force:
             self.give_up(now)
         elif need.retracted:
