@@ -73,8 +73,12 @@ def usable_bytes() -> int:
 
 
 def copy_chunk(source: Region, into: HostMemory, chunk: int, scratch: Scratch) -> bytes:
-    """Copy one chunk of `source`, which has the same layout; returns the copy's digest."""
+    """Copy one chunk of `source`, which has the same layout; returns the copy's digest.
+
+    StateError if its tensors moved away.
+    """
     start, length = source.layout.chunk_range(chunk)
+    source.check_in_place(start, length)
     (first, _) = into.region.pieces(start, length)
     iov = source.pieces(start, length)
     if are_small(iov, length):

@@ -82,9 +82,11 @@ def update(
 
 
 def digest(region: Region, chunk: int, scratch: Scratch) -> bytes:
-    """The digest of one chunk as it is in memory now."""
+    """The digest of one chunk as it is in memory now. StateError if its tensors moved away."""
+    start, length = region.layout.chunk_range(chunk)
+    region.check_in_place(start, length)
     hasher = ChunkHasher()
-    update(hasher, region, *region.layout.chunk_range(chunk), scratch)
+    update(hasher, region, start, length, scratch)
     return hasher.digest()
 
 

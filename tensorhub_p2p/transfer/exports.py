@@ -11,6 +11,7 @@ another process that took over the port.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -18,8 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
+from tensorhub_p2p.errors import StateError
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.transfer.memory import Region
+
+_log = logging.getLogger(__name__)
 
 EXPORT_ID_BYTES = 16
 CUT_SECONDS = 1.0
@@ -52,6 +56,14 @@ class _Export:
         self.revoked = False
         self.cuts: list[Callable[[], None]] = []
         """One for each read under way: ends it."""
+
+
+def _check_in_place(region: Region, start: int, length: int) -> None:
+    try:
+        region.check_in_place(start, length)
+    except StateError as error:
+        _log.warning("what is published can't be read any more: %s", error)
+        raise Refused(Refusal.REVOKED) from error
 
 
 class Exports:
@@ -89,6 +101,7 @@ class Exports:
                 raise Refused(Refusal.NOT_HELD)
             export.cuts.append(cut)
         try:
+            _check_in_place(export.region, start, length)
             yield export.region
         finally:
             with self._changed:

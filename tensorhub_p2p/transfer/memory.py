@@ -16,7 +16,7 @@ import ctypes
 import math
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 from operator import attrgetter
@@ -116,12 +116,14 @@ class Region:
     `check_unmoved` does that.
     """
 
-    __slots__ = ("_found", "extents", "layout")
+    __slots__ = ("_found", "_roots", "extents", "layout")
 
     def __init__(self, layout: Layout, found: list[Found]) -> None:
         """`found[i]` is the memory of `layout.tensors[i]`. Use `Region.of` instead."""
         self.layout = layout
         self._found = found
+        self._roots: list[tuple[int, int]] | None = None
+        """(start in the range, index) of each block's root; None until somebody asks."""
         self.extents = Extents(
             piece
             for spec, tensor in zip(layout.tensors, found, strict=True)
@@ -203,12 +205,21 @@ class Region:
     def check_unmoved(self) -> None:
         """StateError, naming the tensor, if one no longer uses the memory that was registered."""
         for found in self._found:
-            if found.moved():
-                raise StateError(
-                    f"tensor {found.spec.name!r} was resized, or points to other memory, since it "
-                    "was registered: write into registered tensors in place, or unregister() and "
-                    "register() again"
-                )
+            _check_unmoved(found)
+
+    def check_in_place(self, start: int, length: int) -> None:
+        """`check_unmoved` for those that have bytes of [start, start + length), one a block.
+
+        Whoever is about to read registered memory with the CPU asks this first: memory that
+        was given back to the system ends the process. It can still be given back in between.
+        """
+        if self._roots is None:
+            indices = (i for i, t in enumerate(self.layout.tensors) if t.alias_of is None)
+            self._roots = [(self.layout.block(self.layout.tensors[i].name)[0], i) for i in indices]
+        first = bisect_right(self._roots, (start, len(self._found))) - 1
+        last = bisect_left(self._roots, (start + length, 0))
+        for _, index in self._roots[max(first, 0) : last]:
+            _check_unmoved(self._found[index])
 
     def note_written(self) -> None:
         """The tensors are about to change; see `registering.note_written`."""
@@ -222,6 +233,15 @@ class Region:
                     f"tensor {found.spec.name!r} is read-only memory: it can be published, "
                     "but not replicated into; register a copy"
                 )
+
+
+def _check_unmoved(found: Found) -> None:
+    if found.moved():
+        raise StateError(
+            f"tensor {found.spec.name!r} was resized, or points to other memory, since it "
+            "was registered: write into registered tensors in place, or unregister() and "
+            "register() again"
+        )
 
 
 def _slice(memory: memoryview, first: int, layout: Layout, index: int) -> Found:
