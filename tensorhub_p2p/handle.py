@@ -126,8 +126,8 @@ class ShardHandle:
         """Name the memory of this shard: an nn.Module, a mapping, or (name, tensor) pairs.
 
         The tensors are written in place by `replicate` and read in place after `publish`.
-        Raises StateError for a tensor that can't be moved (not dense, CUDA, DTensor, meta),
-        for duplicate or empty names.
+        Raises StateError for a tensor that can't be moved (CUDA, DTensor, meta, sparse), for
+        duplicate or empty names.
         """
         with self._in_verb("register", HandleState.OPEN):
             self._region = Region.of(tensors)
