@@ -268,12 +268,16 @@ class ShardPull:
         return SourceOutcome(facts, used, rejected, failed, link.choice, moved)
 
     def _stop(self) -> None:
-        """Say goodbye, and fence the tensors off from every reader."""
-        now = time.monotonic()
-        self._swarm.stop(now)
-        for output in self._swarm.outbox.drain():
-            if isinstance(output, Send):
-                self._say(output)
+        """Say goodbye, and fence the tensors off from every reader, whoever still listens."""
+        try:
+            self._swarm.stop(time.monotonic())
+            for output in self._swarm.outbox.drain():
+                if isinstance(output, Send):
+                    self._say(output)
+        finally:
+            self._close_links()
+
+    def _close_links(self) -> None:
         links = [*self._links.values(), *self._retired]
         for link in links:
             link.abort()
