@@ -173,9 +173,10 @@ class Node:
         self._retractions = Retractions(self.abroad.records, self.liveness, self.abroad.zones_with)
         self.keeps = Keeps(self.custody, config.group, config.pull)
         self.custody.offloads = self.keeps
-        self.prefetches = Prefetches(self.custody, config.group, config.pull)
         self._leaving = Leaving(self.custody, self.keeps, config.pull.lease_seconds)
         self.following = Following(self.abroad.records, self.liveness, config.pull)
+        look = self.following.look
+        self.prefetches = Prefetches(self.custody, config.group, config.pull, look)
         self.lookups = Lookups(self.abroad.records, self.liveness)
         self.finds = Finds(self.abroad.records, self.liveness, 4 * config.group.retry_interval)
         self._config = config

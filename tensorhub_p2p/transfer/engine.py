@@ -268,12 +268,16 @@ class ShardPull:
         return SourceOutcome(facts, used, rejected, failed, link.choice, moved)
 
     def _stop(self) -> None:
-        """Say goodbye, and fence the tensors off from every reader."""
-        now = time.monotonic()
-        self._swarm.stop(now)
-        for output in self._swarm.outbox.drain():
-            if isinstance(output, Send):
-                self._say(output)
+        """Say goodbye, and fence the tensors off from every reader, whoever still listens."""
+        try:
+            self._swarm.stop(time.monotonic())
+            for output in self._swarm.outbox.drain():
+                if isinstance(output, Send):
+                    self._say(output)
+        finally:
+            self._close_links()
+
+    def _close_links(self) -> None:
         links = [*self._links.values(), *self._retired]
         for link in links:
             link.abort()
@@ -354,21 +358,22 @@ class ShardPull:
 
     def _carry_out(self) -> None:
         """Do what the swarm decided."""
-        for output in self._swarm.outbox.drain():
-            if isinstance(output, Send):
-                self._say(output)
-            elif isinstance(output, Event):
-                self._on_event(output)
+        while outputs := self._swarm.outbox.drain():
+            for output in outputs:
+                if isinstance(output, Send):
+                    self._say(output)
+                elif isinstance(output, Event):
+                    self._on_event(output)
 
     def _say(self, send: Send) -> None:
-        """The stock is asked here; all others are sent to."""
+        """The stock is asked here, and answers before anything else is done; others are sent to."""
         stock, slot = self._stock, getattr(send.message, "slot", None)
         if stock is None or (send.to, slot) != stock.source:
             self._send(send.to, send.message)
             return
         answer = stock.answer(send.message)
         if answer is not None:
-            self._inbox.put((send.to, answer))
+            self._swarm.receive(time.monotonic(), send.to, answer)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Fetch):

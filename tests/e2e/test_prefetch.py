@@ -17,7 +17,7 @@ QUICK = th.Config(
     pull=th.PullConfig(unavailable_after=1.0, lease_seconds=1.0),
     retention=th.RetentionConfig(look_interval=0.1),
 )
-COUNT, SIZE = 3, 4 * MIB
+COUNT, SIZE = 3, 8 * MIB
 
 
 def open_one(
@@ -126,7 +126,7 @@ def test_what_came_of_a_prefetch_is_copied_and_the_rest_is_pulled(
     trainer, _ = open_one(peer, "trainer", 1)
     rollout, tensors = open_one(peer, "rollout")
     trainer.publish(1)
-    pause = paused(3)
+    pause = paused(1)
     ahead = rollout.prefetch(1)
     assert pause.reached.wait(20)
     wait = rollout.replicate_async(1, timeout=20)
@@ -151,7 +151,7 @@ def test_a_prefetch_of_another_version_takes_the_place_of_the_one_before(
     second, _ = open_one(peer, "second", 2)
     rollout, tensors = open_one(peer, "rollout")
     first.publish(1)
-    pause = paused(2)
+    pause = paused(1)
     old = rollout.prefetch("latest")
     assert pause.reached.wait(20)
     second.publish(2)
@@ -176,7 +176,7 @@ def test_a_version_that_goes_while_it_is_prefetched_is_no_trouble_for_the_handle
     trainer, _ = open_one(peer, "trainer", 1)
     rollout, tensors = open_one(peer, "rollout")
     trainer.publish(1)
-    pause = paused(2)
+    pause = paused(1)
     ahead = rollout.prefetch("latest")
     assert pause.reached.wait(20)
     trainer.unpublish(timeout=20)
@@ -233,7 +233,7 @@ def test_nothing_is_left_of_a_prefetch_that_is_ended(
     rollout = member.open("m", replica="rollout")
     rollout.register(blank(COUNT, SIZE))
     trainer.publish(1)
-    pause = paused(2)
+    pause = paused(1)
     ahead = rollout.prefetch("latest")
     assert pause.reached.wait(20)
     threading.Timer(0.05, pause.go_on.set).start()
@@ -315,8 +315,9 @@ def test_prefetched_memory_that_somebody_wrote_into_is_noticed(peer: StartPeer) 
     ahead._copy._memory._mapping[5 * MIB] ^= 1
     pull = rollout.replicate("latest", timeout=20)
     assert not wrong(tensors, 1)
-    assert pull.retried == 1
-    assert 0 < pull.over_links < SIZE
+    assert pull.retried
+    assert pull.over_links
+    assert any("sent wrong bytes" in note for source in pull.sources for note in source.notes)
 
 
 def tensors_of(handle: th.ShardHandle) -> Tensors:

@@ -10,7 +10,9 @@ import pytest
 from steps import blank, fill, wrong
 
 import tensorhub_p2p as th
+from tensorhub_p2p import handle as handle_module
 from tensorhub_p2p.config import RetentionConfig
+from tensorhub_p2p.runtime import pulling
 
 StartPeer = Callable[..., th.Peer]
 
@@ -179,6 +181,43 @@ def test_a_pull_is_explained_in_words(peer: StartPeer) -> None:
     assert "nothing moved" in second.explain(target.replicate(1, timeout=20))
     assert pull.seconds >= pull.moving > 0
     assert pull.gigabytes_per_second > 0
+
+
+def test_the_times_of_a_pull_are_where_they_were_spent(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that is put forward: in what should count as waiting, and as registering."""
+
+    class Clock:
+        ahead = 0.0
+
+        @classmethod
+        def monotonic(cls) -> float:
+            return time.monotonic() + cls.ahead
+
+    def putting_forward(plain: Callable, seconds: float) -> Callable:
+        def wrapped(*args: object, **options: object) -> object:
+            Clock.ahead += seconds
+            return plain(*args, **options)
+
+        return wrapped
+
+    source, target = peer().open("m", replica="t"), peer().open("m", replica="r")
+    source.register(fill(blank(), 1))
+    target.register(blank())
+    source.publish(1)
+    monkeypatch.setattr(handle_module, "time", Clock)
+    monkeypatch.setattr(pulling, "time", Clock)
+    monkeypatch.setattr(target, "_ask", putting_forward(target._ask, 100.0))
+    give_up = th.ShardHandle._give_up_old
+    monkeypatch.setattr(th.ShardHandle, "_give_up_old", putting_forward(give_up, 1000.0))
+    monkeypatch.setattr(pulling, "Exported", putting_forward(pulling.Exported, 10_000.0))
+    pull = target.replicate(1, timeout=100_000)
+    assert 1100 <= pull.waiting < 1150
+    assert 10_000 <= pull.registering < 10_050
+    assert 0 < pull.moving < 50
+    assert pull.waiting + pull.registering + pull.moving == pytest.approx(pull.seconds)
+    assert 0 < pull.verifying < 50
 
 
 def test_a_version_that_was_decided_for_stays_until_it_was_pulled(peer: StartPeer) -> None:

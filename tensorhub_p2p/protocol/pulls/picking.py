@@ -115,11 +115,12 @@ def _better_left(source: Source, sources: Sequence[Source], num_needed: int) -> 
     """What faster ones have, if they'd be through with everything before it did one chunk.
 
     Only sources with a strictly higher rate count, so that no two wait for each other, and
-    none of another zone for one of ours: what is here does not cross. And what is at hand.
+    none of another zone for one of ours: what is here does not cross. What is at hand is left by
+    all others, and to nobody.
     """
-    at_hand = 0
-    if source.locality != AT_HAND:
-        at_hand = _of_all(s for s in sources if s.locality == AT_HAND)
+    if source.locality == AT_HAND:
+        return 0
+    at_hand = _of_all(s for s in sources if s.locality == AT_HAND)
     rate = source.rate
     if not rate:
         return at_hand

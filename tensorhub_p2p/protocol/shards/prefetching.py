@@ -4,7 +4,7 @@ Rules of this file. A `Prefetched` is one such copy, of one shard of one publica
 memory of the driver's, which moves the bytes and says what is there. Here is decided how others
 find it and when it may go. `Prefetches` is a peer's table of them.
 
-    COMING      chunks arrive; others find a partial holder (of more than one chunk)
+    COMING      chunks arrive; others find a partial holder
     HERE        all of it is there: a whole holder
     RELEASED    its handle wants it no longer; a group of others has pinned it, and there is
                 nobody else who has it all: it stays until that changes
@@ -23,6 +23,7 @@ Bounds: the driver has at most one for each handle, and bounds their bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
@@ -40,6 +41,9 @@ from tensorhub_p2p.protocol.shards.publishing import Announced, Hidden, Referenc
 from tensorhub_p2p.protocol.shards.retracting import RetractionWatch
 from tensorhub_p2p.protocol.shards.verbs import PrefetchGone
 from tensorhub_p2p.protocol.shards.withdrawing import Surroundings
+
+Look = Callable[[float, str, int], object]
+"""Have who follows the holders of this shard of a model look at once: ours is on record now."""
 
 
 class PrefetchState(Enum):
@@ -61,6 +65,7 @@ class Prefetched:
         custody: Custody,
         group: GroupConfig,
         pull: PullConfig,
+        look: Look,
     ) -> None:
         self.slot = slot
         self.publication = publication
@@ -70,6 +75,7 @@ class Prefetched:
         # Whether the version is marked whole is for those to say who decide for it.
         self._held = Held(publication, num_shards, 0, Phase.PARTIAL, was_whole=False)
         self._custody = custody
+        self._look = look
         around = Surroundings(lambda: self.server, spot=True)
         self._references = References(slot, group, custody, around)
         interval = custody.config.look_interval
@@ -90,8 +96,7 @@ class Prefetched:
         """Chunks are about to arrive."""
         self.served.begin(self.publication, layout, endpoints, origin=False)
         self._held = replace(self._held, num_bytes=layout.num_bytes)
-        if layout.num_chunks > 1:  # else there is nothing to share before it is whole
-            self._references.hold(now, self._held)
+        self._references.hold(now, self._held)
 
     def whole(self, now: float) -> None:
         """All of it is here, and verified."""
@@ -142,6 +147,8 @@ class Prefetched:
         if isinstance(item, Announced):
             if self.state is PrefetchState.RELEASED:
                 self._withdraw(now)
+            elif self.state is PrefetchState.COMING and self._custody.has_other_zones():
+                self._look(now, self.slot.group.model, self.slot.shard)
         elif isinstance(item, Hidden):
             self._end(now)
         elif isinstance(item, Drained):
@@ -181,8 +188,9 @@ class Prefetched:
 class Prefetches:
     """The copies of one peer, by the slot that each goes by."""
 
-    def __init__(self, custody: Custody, group: GroupConfig, pull: PullConfig) -> None:
+    def __init__(self, custody: Custody, group: GroupConfig, pull: PullConfig, look: Look) -> None:
         self.outbox = Outbox()
+        self._look = look
         self._custody = custody
         self._group = group
         self._pull = pull
@@ -205,7 +213,9 @@ class Prefetches:
         endpoints: tuple[Endpoint, ...],
     ) -> None:
         """A pull into memory of the driver's begins; the slot is used for nothing else, ever."""
-        copy = Prefetched(slot, publication, num_shards, self._custody, self._group, self._pull)
+        copy = Prefetched(
+            slot, publication, num_shards, self._custody, self._group, self._pull, self._look
+        )
         self._copies[slot] = copy
         copy.begin(now, layout, endpoints)
 
