@@ -30,6 +30,7 @@ IMPORTS = {
     "ray": "ray",
 }
 """By system: the module that must import. Those that torch brings along need no environment."""
+PIP = ("-m", "pip", "install", "--quiet")
 INSTALL_SECONDS = 900
 IMPORT_SECONDS = 120
 
@@ -52,8 +53,7 @@ def python_of(system: str) -> str:
         venv.create(where, with_pip=True, clear=True)
         _run(
             f"{system} could not be installed",
-            [*(str(python), "-m", "pip", "install", "--quiet"), "-c", str(CONSTRAINTS)]
-            + ["-r", str(needs)],
+            [str(python), *PIP, "-c", str(CONSTRAINTS), "-r", str(needs)],
             INSTALL_SECONDS,
         )
         ready.write_text(wanted, encoding="ascii")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,7 +43,7 @@ class Remote:
         start: Start = subprocess.Popen,
     ) -> None:
         self.name = f"{Path(script).stem} {role}"
-        self._said: IO[bytes] = tempfile.TemporaryFile()
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
         self._process = start(
             [python, str(PEERS / script), role, json.dumps(settings)],
             stdin=subprocess.PIPE,
@@ -82,6 +83,13 @@ class Remote:
 
         return run
 
+    def stop(self) -> None:
+        """Let it do nothing, as SIGSTOP does, until `resume`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def end(self) -> None:
         """Close its stdin, which ends it, and wait; kill it if it doesn't end."""
         assert self._process.stdin is not None
@@ -100,8 +108,3 @@ class Remote:
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
-
-
-def all_started(remotes: Sequence[Remote]) -> None:
-    for remote in remotes:
-        remote.started()

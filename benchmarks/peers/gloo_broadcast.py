@@ -1,13 +1,12 @@
 """gloo, through torch.distributed: a broadcast from the source, or a send and a receive.
 
-Settings: `call` ("broadcast", the default, or "send"), `address` (where the source's store
-listens), `rank` and `ranks` (default: a source and one target).
+Settings: `call` ("broadcast", the default, or "send"), `source` (the address where the
+source's store listens), `rank` and `ranks` (default: a source and one target).
 """
 
 from __future__ import annotations
 
 import datetime
-from typing import Any
 
 import torch.distributed as dist
 from serving import Side, Span, Stopwatch, serve
@@ -18,7 +17,7 @@ class Rank(Side):
 
     def join(self, port: int) -> None:
         """Blocks until all ranks have joined."""
-        address = self.settings.get("address", "127.0.0.1")
+        address = self.settings.get("source", "127.0.0.1")
         store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
         dist.init_process_group(
             "gloo",
@@ -41,7 +40,7 @@ class Rank(Side):
 
 class Source(Rank):
     def describe(self) -> int:
-        address = self.settings.get("address", "127.0.0.1")
+        address = self.settings.get("source", "127.0.0.1")
         self._store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
         return self._store.port
 

@@ -7,6 +7,7 @@ environment variables (MC_...).
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from mooncake.engine import TransferEngine
@@ -27,7 +28,7 @@ class Engine(Side):
         """(addresses, lengths) of a tensor that begins at `base`."""
         count, size = self.settings.get("pieces", 1), self.tensor.nbytes
         cuts = [size * i // count for i in range(count + 1)]
-        return [base + cut for cut in cuts[:-1]], [b - a for a, b in zip(cuts, cuts[1:])]
+        return [base + cut for cut in cuts[:-1]], [b - a for a, b in pairwise(cuts)]
 
 
 class Source(Engine):

@@ -3,7 +3,7 @@
 Rule of this file. It imports torch and the standard library, so that it runs in every
 system's environment. `serve(thing)` answers each line `[method, arguments]` on stdin with a
 line `{"value": ...}` or `{"error": ...}`, until stdin ends; benchmarks/remote.py is the other
-end. What a library prints goes to stderr.
+end. What a library prints goes to stderr. Who dies without a word takes its processes along.
 
 A system is a pair of processes, `Source` and `Target`, both with a tensor of the same size:
 
@@ -17,9 +17,11 @@ part in a transfer returns None: the source of a one-sided read does.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -28,6 +30,7 @@ from typing import Any
 import torch
 
 Span = tuple[float, float]
+PR_SET_PDEATHSIG = 1
 
 
 class Side:
@@ -61,6 +64,9 @@ class Side:
     def take(self) -> Span | None:
         return None
 
+    def close(self) -> None:
+        return None
+
 
 class Stopwatch:
     """Takes the span of a `with` block."""
@@ -75,6 +81,7 @@ class Stopwatch:
 
 def serve(sides: dict[str, type[Side]]) -> None:
     """Run the side that the command line names: ROLE and its settings, as JSON."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # it may be spinning
     answers = os.dup(1)
     os.dup2(2, 1)
     role, settings = sys.argv[1], json.loads(sys.argv[2])
@@ -90,6 +97,7 @@ def serve(sides: dict[str, type[Side]]) -> None:
             _answer(answers, value=getattr(side, command)(*arguments))
         except Exception as error:  # noqa: BLE001  as above
             _answer(answers, error=_told(error))
+    side.close()
 
 
 def _answer(answers: int, **what: Any) -> None:
