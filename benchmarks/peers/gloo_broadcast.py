@@ -1,7 +1,8 @@
 """gloo, through torch.distributed: a broadcast from the source, or a send and a receive.
 
 Settings: `call` ("broadcast", the default, or "send"), `source` (the address where the
-source's store listens), `rank` and `ranks` (default: a source and one target).
+source's store listens), `rank` and `ranks` (default: a source and one target), `pieces` (broadcasts
+that the tensor is cut into, all under way at once, default 1).
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class Rank(Side):
     def _move(self) -> Span:
         with Stopwatch() as watch:
             if self.settings.get("call", "broadcast") == "broadcast":
-                dist.broadcast(self.tensor, src=0)
+                pieces = self.tensor.chunk(self.settings.get("pieces", 1))
+                calls = [dist.broadcast(piece, src=0, async_op=True) for piece in pieces]
+                for call in calls:
+                    call.wait()
             elif self.rank == 0:
                 dist.send(self.tensor, dst=1)
             else:

@@ -1,6 +1,7 @@
 """Ours: a published tensor, replicated. Used as a user does; the look inside is marked.
 
-Settings: `transports` (default: all), `bind` (default: loopback). `write` publishes the new
+Settings: `transports` (default: all), `bind` (default: loopback), `replica` (a target's name).
+`write` publishes the new
 bytes and waits until their digests are taken; `withdraw_and_write` leaves that to `publish`,
 for a pull right after it.
 """
@@ -13,34 +14,40 @@ from serving import Side, Span, Stopwatch, serve
 
 import tensorhub_p2p as th
 
+OPTIONS = ("transports", "bind")
+
 
 class Holder(Side):
-    replica = ""
-    settings_of_peer = ("transports", "bind")
+    peer: th.Peer | None = None
 
-    def start(self, seeds: list[str]) -> None:
-        options = {key: self.settings[key] for key in self.settings_of_peer if key in self.settings}
+    def start(self, replica: str, seeds: list[str]) -> None:
+        """Join, open and register."""
+        options = {key: self.settings[key] for key in OPTIONS if key in self.settings}
         self.peer = th.Peer(
-            cluster="benchmark", seeds=seeds, name=self.replica, insecure=True, **options
+            cluster="benchmark", seeds=seeds, name=replica, insecure=True, **options
         )
-        self.handle = self.peer.open("policy", replica=self.replica)
+        self.handle = self.peer.open("policy", replica=replica)
         self.handle.register([("weights", self.tensor)])
 
     def close(self) -> None:
-        self.peer.close()
+        if self.peer is not None:
+            self.peer.close()
 
 
 class Source(Holder):
-    replica = "trainer"
-
     def describe(self) -> str:
-        self.start([])
+        self.start("trainer", [])
         self.version = 0
         return self.peer.address
 
+    def withdraw(self) -> Span:
+        with Stopwatch() as watch:
+            if self.handle.version is not None:
+                self.handle.unpublish()
+        return watch.span
+
     def withdraw_and_write(self) -> None:
-        if self.version:
-            self.handle.unpublish()
+        self.withdraw()
         super().write()
 
     def publish(self) -> Span:
@@ -60,10 +67,8 @@ class Source(Holder):
 
 
 class Target(Holder):
-    replica = "rollout"
-
     def connect(self, about: str) -> None:
-        self.start([about])
+        self.start(self.settings.get("replica", "rollout"), [about])
         while len(self.peer.members()) < 2:
             time.sleep(0.02)
 
@@ -73,6 +78,18 @@ class Target(Holder):
         if pull.bytes != self.tensor.nbytes:
             raise RuntimeError(f"{pull.bytes} of {self.tensor.nbytes} bytes were moved")
         return watch.span
+
+    def join_and_take(self, about: str, moment: float) -> Span:
+        """At that moment, as one who is new: join, open, register and replicate."""
+        time.sleep(max(0.0, moment - time.monotonic()))
+        with Stopwatch() as watch:
+            self.start(self.settings["replica"], [about])
+            self.take()
+        return watch.span
+
+    def leave(self) -> None:
+        self.peer.close()
+        self.peer = None
 
 
 if __name__ == "__main__":
