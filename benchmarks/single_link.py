@@ -43,7 +43,7 @@ from single_link_plot import draw
 from testbed import Testbed, why_not
 
 WARM_UPS = 2
-SEARCH_ROUNDS = 5
+SEARCH_ROUNDS = 3
 Spans = list[float]
 
 
