@@ -10,10 +10,10 @@ shard. Both systems run on the same hosts and take turns, a version each.
 What is counted. A broadcast is a call that all make: every rank of the trainer and every
 rollout does nothing else until it returns, so the stall is 16 x the trainer's call plus the
 rollouts' calls. The 15 trainer ranks that move nothing wait for the one that does; they are
-counted and not run. gloo's tensor is cut into pieces that it broadcasts all at once, which lets
-its tree overlap them: that was faster than one broadcast of all. With ours the trainer's ranks wait for `unpublish` before and for `publish`
-after the optimizer's step, and the rollouts for their `replicate`. The trainer's next step lasts
-longer than the rollouts' pulls.
+counted and not run. gloo's tensor is cut into pieces that it broadcasts all at once, which
+lets its tree overlap them: that was faster than one broadcast of all. With ours the trainer's
+ranks wait for `unpublish` before and for `publish` after the optimizer's step, and the rollouts
+for their `replicate`. The trainer's next step lasts longer than the rollouts' pulls.
 
 Beside it the ideal: a rollout can't have the weights before its cable has carried them; a
 broadcast as fast as that would still hold up everybody for so long.
