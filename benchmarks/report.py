@@ -3,7 +3,8 @@
     python benchmarks/report.py
 
 Nothing in those tables is typed by hand: it is what the last runs of pull.py, membership.py,
-membership_processes.py, control_plane.py, pace.py and publish_storm.py saved.
+membership_processes.py, control_plane.py, pace.py, publish_storm.py, single_link.py, stall.py
+and elastic.py saved.
 """
 
 from __future__ import annotations
@@ -48,6 +49,58 @@ def pulls(saved: dict[str, Any]) -> list[str]:
             f"\n`python benchmarks/pull.py --only {name}`, {case['rounds']} rounds. "
             f"{facts(case)}.\n",
             *table(columns, [row(figure) for figure in case["figures"]]),
+        ]
+    return lines
+
+
+# --- beside other systems -----------------------------------------------------------------
+
+
+def single_link(saved: dict[str, Any]) -> list[str]:
+    """A table for each place, of all systems that were measured there."""
+    lines = []
+    for place, first in by_place(saved).items():
+        columns = ["what", "theirs, GB/s", "ours, GB/s", "ours faster by", "target", "met"]
+        rows, notes = [], []
+        for key, case in saved.items():
+            if not key.startswith(place):
+                continue
+            rows += [row(figure) for figure in case["figures"]]
+            if "unavailable" in case:
+                notes.append(f"{key} was not measured: {case['unavailable']}")
+        lines += [
+            f"\n**{first['about'].capitalize()}.** `python benchmarks/single_link.py --place "
+            f'"{place}"`, {first["size_bytes"] >> 20} MiB, {first["rounds"]} rounds. '
+            f"{versions(saved, place)}. {facts(first)}.\n",
+            *table(columns, rows),
+            "",
+            *notes,
+        ]
+    return lines
+
+
+def by_place(saved: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Place → one of its cases that was measured."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, case in saved.items():
+        if "unavailable" not in case:
+            found.setdefault(key.rpartition(", ")[0], case)
+    return found
+
+
+def versions(saved: dict[str, Any], place: str) -> str:
+    told = {case.get("version") for key, case in saved.items() if key.startswith(place)}
+    return ", ".join(sorted(version for version in told if version))
+
+
+def experiment(saved: dict[str, Any]) -> list[str]:
+    """What the paper measured, at this machine's scale."""
+    lines = []
+    for name, case in saved.items():
+        columns = ["what", "result", "target", "met"]
+        lines += [
+            f"\n`python benchmarks/{name}.py`: {case['topology']}. {facts(case)}.\n",
+            *table(columns, [plain(figure) for figure in case["figures"]]),
         ]
     return lines
 
@@ -173,6 +226,9 @@ PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {
     "control plane": ("control_plane", control_plane),
     "pace": ("pace", pace),
     "storm": ("publish_storm", storm),
+    "single link": ("single_link", single_link),
+    "stall": ("stall", experiment),
+    "elastic": ("elastic", experiment),
 }
 """By marker in the page: the file of results, and what makes a text of it."""
 

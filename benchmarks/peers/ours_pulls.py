@@ -1,0 +1,96 @@
+"""Ours: a published tensor, replicated. Used as a user does; the look inside is marked.
+
+Settings: `transports` (default: all), `bind` (default: loopback), `replica` (a target's name).
+`write` publishes the new
+bytes and waits until their digests are taken; `withdraw_and_write` leaves that to `publish`,
+for a pull right after it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from serving import Side, Span, Stopwatch, serve
+
+import tensorhub_p2p as th
+
+OPTIONS = ("transports", "bind")
+
+
+class Holder(Side):
+    peer: th.Peer | None = None
+
+    def start(self, replica: str, seeds: list[str]) -> None:
+        """Join, open and register."""
+        options = {key: self.settings[key] for key in OPTIONS if key in self.settings}
+        self.peer = th.Peer(
+            cluster="benchmark", seeds=seeds, name=replica, insecure=True, **options
+        )
+        self.handle = self.peer.open("policy", replica=replica)
+        self.handle.register([("weights", self.tensor)])
+
+    def close(self) -> None:
+        if self.peer is not None:
+            self.peer.close()
+
+
+class Source(Holder):
+    def describe(self) -> str:
+        self.start("trainer", [])
+        self.version = 0
+        return self.peer.address
+
+    def withdraw(self) -> Span:
+        with Stopwatch() as watch:
+            if self.handle.version is not None:
+                self.handle.unpublish()
+        return watch.span
+
+    def withdraw_and_write(self) -> None:
+        self.withdraw()
+        super().write()
+
+    def publish(self) -> Span:
+        self.version += 1
+        with Stopwatch() as watch:
+            self.handle.publish(self.version)
+        return watch.span
+
+    def write(self) -> None:
+        self.withdraw_and_write()
+        self.publish()
+        driver = self.peer._driver  # a look inside
+        while not driver.ask(
+            lambda _now: driver.node.shards[self.handle._slot].server.manifest.complete
+        ):
+            time.sleep(0.002)
+
+
+class Target(Holder):
+    def connect(self, about: str) -> None:
+        self.start(self.settings.get("replica", "rollout"), [about])
+        while len(self.peer.members()) < 2:
+            time.sleep(0.02)
+
+    def take(self) -> Span:
+        with Stopwatch() as watch:
+            pull = self.handle.replicate("latest")
+        if pull.bytes != self.tensor.nbytes:
+            raise RuntimeError(f"{pull.bytes} of {self.tensor.nbytes} bytes were moved")
+        return watch.span
+
+    def join_and_take(self, about: str, moment: float) -> Span:
+        """At that moment, as one who is new: join, open, register and replicate."""
+        time.sleep(max(0.0, moment - time.monotonic()))
+        with Stopwatch() as watch:
+            self.start(self.settings["replica"], [about])
+            self.take()
+        return watch.span
+
+    def leave(self) -> None:
+        self.peer.close()
+        self.peer = None
+
+
+if __name__ == "__main__":
+    serve({"source": Source, "target": Target})
