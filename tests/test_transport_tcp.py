@@ -21,7 +21,8 @@ from tensorhub_p2p.transfer.credentials import Credentials
 from tensorhub_p2p.transfer.digest import ChunkHasher, digest
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
-from tensorhub_p2p.transfer.transports import tcp
+from tensorhub_p2p.transfer.transports import tcp_wire
+from tensorhub_p2p.transfer.transports.addresses import join_address, split_address
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
     Reader,
@@ -30,7 +31,7 @@ from tensorhub_p2p.transfer.transports.base import (
     SourceSilent,
     SourceWithdrew,
 )
-from tensorhub_p2p.transfer.transports.tcp import TcpTransport, join_address, split_address
+from tensorhub_p2p.transfer.transports.tcp import TcpTransport
 
 MiB = 1 << 20
 SHAPES = {
@@ -117,8 +118,8 @@ class Pair:
 
 
 def ask(connection: socket.socket, endpoint: bytes, start: int, length: int) -> None:
-    export = tcp._decode(endpoint).export
-    connection.sendall(tcp._REQUEST.pack(tcp._MAGIC, export, start, length))
+    export = tcp_wire.decode(endpoint).export
+    connection.sendall(tcp_wire.REQUEST.pack(tcp_wire.MAGIC, export, start, length))
 
 
 def until_closed(connection: socket.socket) -> bytes:
@@ -173,10 +174,10 @@ def test_another_process_is_read_by_several_streams_at_once(secret: str) -> None
 def test_a_holder_whose_gil_is_held_goes_on_sending() -> None:
     size = 24 * MiB  # more than the socket's buffers take
     with Holder("tcp", [size]) as holder:
-        address = tcp._decode(holder.endpoint).addresses[0]
+        address = tcp_wire.decode(holder.endpoint).addresses[0]
         with socket.create_connection(split_address(address), timeout=WAIT) as connection:
             ask(connection, holder.endpoint, 0, size)
-            assert connection.recv(tcp._ANSWER.size, socket.MSG_WAITALL)
+            assert connection.recv(tcp_wire.ANSWER.size, socket.MSG_WAITALL)
             holder.tell(("hold the GIL", 100_000_000))
             left = size
             while left:
@@ -205,8 +206,10 @@ def test_a_range_beyond_the_end_is_refused() -> None:
     with Pair([1000]) as pair, pair.raw() as connection:
         for start, length in ((0, 1001), (1001, 0), (2**64 - 1, 2**64 - 1)):
             ask(connection, pair.endpoint, start, length)
-            answer = tcp._ANSWER.unpack(connection.recv(tcp._ANSWER.size, socket.MSG_WAITALL))
-            assert answer == (tcp._MAGIC, tcp.Refusal.OUT_OF_RANGE, 0)
+            answer = tcp_wire.ANSWER.unpack(
+                connection.recv(tcp_wire.ANSWER.size, socket.MSG_WAITALL)
+            )
+            assert answer == (tcp_wire.MAGIC, tcp_wire.Refusal.OUT_OF_RANGE, 0)
         pair.check()
 
 
@@ -228,7 +231,7 @@ def test_drain_waits_for_reads_under_way_but_not_beyond_its_deadline() -> None:
     with Pair([size]) as pair, pair.raw() as slow, pair.raw() as stuck:
         for connection in (slow, stuck):
             ask(connection, pair.endpoint, 0, size)
-            assert connection.recv(tcp._ANSWER.size, socket.MSG_WAITALL)
+            assert connection.recv(tcp_wire.ANSWER.size, socket.MSG_WAITALL)
         drained = threading.Event()
         began = time.monotonic()
         drain = threading.Thread(
@@ -298,9 +301,9 @@ def test_a_source_that_falls_silent_within_a_chunk_is_noticed(after: int, sizes:
         def serve() -> None:
             connection, _ = server.accept()
             for sent in (0, after):
-                request = connection.recv(tcp._REQUEST.size, socket.MSG_WAITALL)
-                length = tcp._REQUEST.unpack(request)[3]
-                connection.sendall(tcp._ANSWER.pack(tcp._MAGIC, 0, length) + bytes(sent))
+                request = connection.recv(tcp_wire.REQUEST.size, socket.MSG_WAITALL)
+                length = tcp_wire.REQUEST.unpack(request)[3]
+                connection.sendall(tcp_wire.ANSWER.pack(tcp_wire.MAGIC, 0, length) + bytes(sent))
             connection.recv(1)
 
         thread = threading.Thread(target=serve)
@@ -315,7 +318,7 @@ def test_a_source_that_falls_silent_within_a_chunk_is_noticed(after: int, sizes:
 
 def fake_endpoint(server: socket.socket) -> bytes:
     address = join_address(*server.getsockname()[:2])
-    return tcp._encode(tcp._Endpoint((address,), bytes(16), False))
+    return tcp_wire.encode(tcp_wire.Endpoint((address,), bytes(16), False))
 
 
 @pytest.mark.parametrize(
@@ -324,8 +327,8 @@ def fake_endpoint(server: socket.socket) -> bytes:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", CannotReach, "something else"),
         (b"", CannotReach, "closed"),
         (b"THR1\0", CannotReach, "middle of a message"),
-        (tcp._ANSWER.pack(tcp._MAGIC, 77, 0), SourceWithdrew, "status 77"),
-        (tcp._ANSWER.pack(tcp._MAGIC, 0, 1 << 60), CannotReach, "offers"),
+        (tcp_wire.ANSWER.pack(tcp_wire.MAGIC, 77, 0), SourceWithdrew, "status 77"),
+        (tcp_wire.ANSWER.pack(tcp_wire.MAGIC, 0, 1 << 60), CannotReach, "offers"),
     ],
 )
 def test_what_does_not_speak_the_protocol_cannot_be_reached(
@@ -361,10 +364,10 @@ def test_closing_a_reader_ends_a_read_that_waits() -> None:
 
         def serve() -> None:
             with server.accept()[0] as connection:
-                connection.recv(tcp._REQUEST.size, socket.MSG_WAITALL)
-                connection.sendall(tcp._ANSWER.pack(tcp._MAGIC, 0, 0))
-                connection.recv(tcp._REQUEST.size, socket.MSG_WAITALL)
-                connection.sendall(tcp._ANSWER.pack(tcp._MAGIC, 0, 1000))
+                connection.recv(tcp_wire.REQUEST.size, socket.MSG_WAITALL)
+                connection.sendall(tcp_wire.ANSWER.pack(tcp_wire.MAGIC, 0, 0))
+                connection.recv(tcp_wire.REQUEST.size, socket.MSG_WAITALL)
+                connection.sendall(tcp_wire.ANSWER.pack(tcp_wire.MAGIC, 0, 1000))
                 asked.set()
                 connection.recv(1)
 
@@ -416,7 +419,7 @@ def test_nothing_is_served_in_the_clear_where_there_is_a_secret() -> None:
     with Pair([1000], "s3cret") as pair, pair.raw() as connection:
         ask(connection, pair.endpoint, 0, 1000)
         data = until_closed(connection)
-        assert tcp._MAGIC not in data
+        assert tcp_wire.MAGIC not in data
         assert len(data) < 100  # a TLS alert
 
 
@@ -431,8 +434,8 @@ def test_nothing_is_served_in_the_clear_where_there_is_a_secret() -> None:
         os.urandom(3 * MiB),
         b"\xff" * 36,
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10,
-        tcp._REQUEST.pack(tcp._MAGIC, bytes(16), 2**64 - 1, 2**64 - 1),
-        tcp._MAGIC,
+        tcp_wire.REQUEST.pack(tcp_wire.MAGIC, bytes(16), 2**64 - 1, 2**64 - 1),
+        tcp_wire.MAGIC,
         b"",
     ],
     ids=["random", "much random", "ones", "http", "huge range", "half a request", "nothing"],
@@ -459,7 +462,7 @@ def test_half_open_connections_block_nobody_and_are_closed_in_time(secret: str) 
     with Pair([MiB], SECRETS[secret], config=config) as pair, ExitStack() as stack:
         half_open = [stack.enter_context(pair.raw()) for _ in range(20)]
         for connection in half_open[::2]:
-            connection.sendall(tcp._MAGIC)
+            connection.sendall(tcp_wire.MAGIC)
         pair.check()
         for connection in half_open:
             assert len(until_closed(connection)) < 100

@@ -6,9 +6,10 @@ sources, and never retries a chunk anywhere but here through the next transport.
 
 Threads. A link starts a thread with its first chunk, and more while the pull's `Readers`
 have room, so that a silent source holds up nobody but itself. A thread owns one reader at
-a time. `close` is a fence: when it returns, no byte of the target is being written by
-this link, or will be; a thread that is still busy connecting ends by itself and writes
-nothing.
+a time. While it reads, its reader may want to know what comes next: then it takes further
+orders, as many as are its share among the threads, and reads them in that order. `close`
+is a fence: when it returns, no byte of the target is being written by this link, or will
+be; a thread that is still busy connecting ends by itself and writes nothing.
 
 Choice of transport. In our order of preference; a CannotReach at any moment, also in
 the middle of a chunk, is remembered with its reason and the next one takes over.
@@ -125,6 +126,19 @@ class Readers:
         self.lock = threading.Lock()
 
 
+class _Stream:
+    """What one thread has in hand."""
+
+    __slots__ = ("orders", "reader", "told")
+
+    def __init__(self) -> None:
+        self.reader: Reader | None = None
+        self.orders: deque[Order] = deque()
+        """Those it took, in the order in which it reads them."""
+        self.told = 0
+        """How many of them the reader knows of."""
+
+
 class Link:
     """Reads from one source. `submit` and `close` belong to the thread of the pull."""
 
@@ -140,6 +154,8 @@ class Link:
         """Readers in the threads' hands, with their transport."""
         self._threads = 0
         self._idle = 0
+        self._in_hand = 0
+        """Orders that threads took and are not through with."""
         self._writing = 0
         self._closed = False
         self._usable = deque(self._choices())
@@ -248,50 +264,89 @@ class Link:
     # --- reader threads ------------------------------------------------------------------
 
     def _work(self) -> None:
-        reader: Reader | None = None
+        stream = _Stream()
         try:
-            while (order := self._next()) is not None:
+            while self._take(stream):
+                order = stream.orders[0]
                 try:
-                    reader = self._do(order, reader)
+                    self._do(order, stream)
                 except ReadFailed as error:
-                    reader = None
                     self._give_back(order, _fault(error), str(error))
+                self._put_down(stream)
         except BaseException as error:  # noqa: BLE001  the pull's own thread raises it
             self._readers.report(Crashed(error))
         finally:
-            if reader is not None:
-                self._drop(reader)
+            self._drop(stream)
             with self._changed:
                 self._threads -= 1
             with self._readers.lock:
                 self._readers.threads -= 1
 
-    def _next(self) -> Order | None:
+    def _take(self, stream: _Stream) -> bool:
+        """Have an order in hand, waiting for one; False once there will be none."""
+        if stream.orders:
+            return True
         with self._changed:
             self._idle += 1
             self._changed.wait_for(lambda: self._orders or self._closed)
             self._idle -= 1
-            return self._orders.popleft() if self._orders else None
+            if not self._orders:
+                return False
+            self._pick_up(stream)
+            return True
 
-    def _do(self, order: Order, reader: Reader | None) -> Reader:
+    def _pick_up(self, stream: _Stream) -> None:
+        stream.orders.append(self._orders.popleft())
+        self._in_hand += 1
+
+    def _put_down(self, stream: _Stream) -> None:
+        """The first order is done with."""
+        with self._changed:
+            stream.orders.popleft()
+            stream.told = max(0, stream.told - 1)
+            self._in_hand -= 1
+
+    def _ahead(self, stream: _Stream) -> tuple[int, int] | None:
+        """What this thread will read next, of which its reader doesn't know yet."""
+        if stream.told == len(stream.orders):
+            if not self._orders:  # mostly: not worth the lock
+                return None
+            with self._changed:
+                if not self._may_take_ahead(stream):
+                    return None
+                self._pick_up(stream)
+        order = stream.orders[stream.told]
+        stream.told += 1
+        return self._readers.into.layout.chunk_range(order.chunk)
+
+    def _may_take_ahead(self, stream: _Stream) -> bool:
+        """An order is there that no idle thread is about to take, and this thread's share."""
+        waiting = len(self._orders)
+        if self._closed or waiting <= self._idle or self._orders[0].digest is None:
+            return False
+        return len(stream.orders) * self._threads < waiting + self._in_hand
+
+    def _do(self, order: Order, stream: _Stream) -> None:
         """Carry out one order, falling back from transport to transport."""
         while True:
-            reader = reader or self._connect()
+            reader = stream.reader or self._connect(stream)
             if order.digest is None:
                 self._readers.report(Connected(self.source))
-                return reader
+                return
             try:
+                stream.told = max(1, stream.told)
                 self._read(order.chunk, order.digest, reader)
-                return reader
+                return
             except CannotReach as error:
-                self._reject(reader, error)
-                reader = None
+                self._reject(stream, error)
+            except SourceWithdrew:  # only this chunk, perhaps: others were asked for
+                raise
             except BaseException:
-                self._drop(reader)
+                self._drop(stream)
                 raise
 
-    def _connect(self) -> Reader:
-        """A reader of the best transport that connects; CannotReach if there is none."""
+    def _connect(self, stream: _Stream) -> Reader:
+        """Give it a reader of the best transport that connects; CannotReach if there is none."""
         while True:
             with self._changed:
                 if self._closed:
@@ -306,6 +361,8 @@ class Link:
                 self._exclude(name, error)
                 continue
             if self._adopt(name, reader):
+                stream.reader, stream.told = reader, 0
+                reader.ahead = lambda: self._ahead(stream)
                 return reader
 
     def _adopt(self, name: str, reader: Reader) -> bool:
@@ -318,10 +375,11 @@ class Link:
         reader.close()
         return False
 
-    def _reject(self, reader: Reader, error: CannotReach) -> None:
+    def _reject(self, stream: _Stream, error: CannotReach) -> None:
+        assert stream.reader is not None
         with self._changed:
-            name = self._open[reader]
-        self._drop(reader)
+            name = self._open[stream.reader]
+        self._drop(stream)
         self._exclude(name, error)
 
     def _exclude(self, name: str, error: CannotReach) -> None:
@@ -332,10 +390,12 @@ class Link:
                 self.rejected[name] = str(error)
                 _log.info("%s can't be read through %s: %s", self.source, name, error)
 
-    def _drop(self, reader: Reader) -> None:
-        with self._changed:
-            self._open.pop(reader, None)
-        reader.close()
+    def _drop(self, stream: _Stream) -> None:
+        reader, stream.reader, stream.told = stream.reader, None, 0
+        if reader is not None:
+            with self._changed:
+                self._open.pop(reader, None)
+            reader.close()
 
     def _read(self, chunk: int, digest: bytes, reader: Reader) -> None:
         """Read one chunk into place and report it. ReadFailed if it doesn't come."""

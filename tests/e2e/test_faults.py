@@ -15,7 +15,7 @@ from workers import Worker
 
 import tensorhub_p2p as th
 from tensorhub_p2p.transfer.links import Link
-from tensorhub_p2p.transfer.transports.tcp import TcpReader
+from tensorhub_p2p.transfer.transports.tcp_reader import TcpReader
 
 pytestmark = pytest.mark.processes
 Take = Callable[[int], list[Worker]]

@@ -14,6 +14,7 @@ judges bytes: the digest does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 from tensorhub_p2p.errors import TransferError
@@ -42,8 +43,20 @@ class CannotReach(ReadFailed):
     """This link doesn't work with this transport: try the next one."""
 
 
+def nothing_ahead() -> None:
+    """Nothing is known of what will be read next."""
+
+
 class Reader(ABC):
-    """A way to read one exported region. Used by one thread at a time, but for `close`."""
+    """A way to read one exported region. Used by one thread at a time, but for `close`.
+
+    `ahead` is set by whoever reads. A transport that can ask for a range before the one in
+    front of it has come calls it during `read`; it returns (start, length) of what will be
+    read next, or None. What it returned must be read, in that order, unless the reader is
+    closed. Transports that don't gain by it leave it alone.
+    """
+
+    ahead: Callable[[], tuple[int, int] | None] = staticmethod(nothing_ahead)
 
     @abstractmethod
     def read(self, start: int, length: int, into: Region, deadline: float, hasher: Hasher) -> None:
@@ -51,8 +64,8 @@ class Reader(ABC):
 
         `into` is in the order of the exporter's layout. The hasher is fed every byte
         in order. `deadline` is on `time.monotonic`. Raises ReadFailed; then any part
-        of the range may have been written. After SourceGone, SourceSilent or
-        CannotReach the reader is of no more use: close it.
+        of the range may have been written. After SourceWithdrew the next range may be
+        read; after anything else the reader is of no more use: close it.
         """
 
     @abstractmethod
