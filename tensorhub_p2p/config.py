@@ -343,6 +343,30 @@ class TcpConfig(Checked):
 
 
 @dataclass(frozen=True)
+class NixlConfig(Checked):
+    """One-sided reads."""
+
+    idle_agents: int = 4
+    """Agents for reading that are kept between pulls, with what they have registered."""
+    idle_pause: float = 0.005
+    """Seconds between two looks whether somebody connects."""
+    busy_pause: float = 0.0002
+    """The same, right after a look that had something to do."""
+
+
+@dataclass(frozen=True)
+class UcxConfig(Checked):
+    """Messages through UCX."""
+
+    max_readers: int = 64
+    """Streams that are served at a time; more are refused."""
+    max_waiting: int = 64
+    """Requests that are taken in at a time; further ones wait inside UCX."""
+    stall_timeout: float = 10.0
+    """Seconds after which a puller that takes no bytes is given up."""
+
+
+@dataclass(frozen=True)
 class WireConfig(Checked):
     """ZeroMQ and the control thread."""
 
@@ -408,4 +432,6 @@ class Config:
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     pull: PullConfig = field(default_factory=PullConfig)
     tcp: TcpConfig = field(default_factory=TcpConfig)
+    nixl: NixlConfig = field(default_factory=NixlConfig)
+    ucx: UcxConfig = field(default_factory=UcxConfig)
     wire: WireConfig = field(default_factory=WireConfig)

@@ -116,7 +116,7 @@ class Region:
     `check_unmoved` does that.
     """
 
-    __slots__ = ("_found", "_roots", "extents", "layout")
+    __slots__ = ("__weakref__", "_found", "_roots", "extents", "layout")
 
     def __init__(self, layout: Layout, found: list[Found]) -> None:
         """`found[i]` is the memory of `layout.tensors[i]`. Use `Region.of` instead."""

@@ -101,6 +101,12 @@ class Transport(ABC):
         waited for: those that come later fail, or show in the digest.
         """
 
+    def release(self, region: Region) -> None:  # noqa: B027  most have nothing to give back
+        """The owner takes the memory back; nothing of it is exported, or read into, any more.
+
+        On return this transport holds no right to it, nor has anybody one from here.
+        """
+
     @abstractmethod
     def reachable(self, endpoint: bytes) -> str | None:
         """Why this endpoint certainly can't be read from here, or None if it may work."""
