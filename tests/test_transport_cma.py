@@ -173,7 +173,7 @@ def test_memory_that_is_gone_is_an_error_and_not_zeroes(transport: CmaTransport)
     endpoint = transport.export(region, ChunkSet.full(2))
     reader = transport.connect(endpoint, soon())
     assert isinstance(reader, cma.CmaReader)
-    reader._table.addresses[0] = 4096
+    reader._table.extents.addresses[0] = 4096
     with pytest.raises(SourceWithdrew, match="freed"):
         read_all(reader, Region.of(blank([2 * MiB])))
 

@@ -123,6 +123,7 @@ class PullRun(Hooks):
             deadline=self._deadline,
             hooks=self,
             rng=random.Random(secrets.randbits(64)),
+            known=driver.layouts,
         )
 
     def run(self, give_up_old: Callable[[float], None]) -> Exported:

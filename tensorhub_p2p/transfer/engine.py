@@ -39,6 +39,7 @@ from tensorhub_p2p.protocol.identity import PeerId, Publication
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Event, Send
 from tensorhub_p2p.protocol.messages import Message
+from tensorhub_p2p.protocol.pulls.pages import KnownLayouts
 from tensorhub_p2p.protocol.pulls.pull_events import (
     ChunkHeld,
     ChunkRevoked,
@@ -146,6 +147,7 @@ class ShardPull:
         deadline: float,
         hooks: Hooks,
         rng: random.Random,
+        known: KnownLayouts | None = None,
     ) -> None:
         self.publication = publication
         self._region = region
@@ -161,7 +163,7 @@ class ShardPull:
         self._deadline = deadline
         self._hooks = hooks
         layout = region.layout if isinstance(region, Region) else None
-        self._swarm = Swarm(pull, publication, own, layout, self._transports, config, rng)
+        self._swarm = Swarm(pull, publication, own, layout, self._transports, config, rng, known)
         self._readers: Readers | None = None
         self._links: dict[SourceId, Link] = {}
         self._retired: list[Link] = []

@@ -23,6 +23,7 @@ from typing import Any
 from tensorhub_p2p.errors import LayoutMismatch, StateError
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.transfer.registering import Found, find_all
+from tensorhub_p2p.transfer.watching import Watch
 
 IOV_MAX = 1024
 """Vectors that one system call takes (Linux)."""
@@ -113,12 +114,15 @@ class Region:
     `check_unmoved` does that.
     """
 
-    __slots__ = ("_found", "extents", "layout")
+    __slots__ = ("_arranged", "_found", "_watch", "extents", "layout")
 
     def __init__(self, layout: Layout, found: list[Found]) -> None:
         """`found[i]` is the memory of `layout.tensors[i]`. Use `Region.of` instead."""
         self.layout = layout
         self._found = found
+        self._watch: Watch | None = None
+        self._arranged: Region | None = None
+        """The same memory in the order that was last asked for."""
         self.extents = Extents(
             (tensor.address, spec.num_bytes)
             for spec, tensor in zip(layout.tensors, found, strict=True)
@@ -157,6 +161,8 @@ class Region:
         """
         if layout.digest == self.layout.digest:
             return self
+        if self._arranged is not None and self._arranged.layout.digest == layout.digest:
+            return self._arranged
         differences = self.layout.differences(layout)
         if differences:
             raise LayoutMismatch(
@@ -164,10 +170,15 @@ class Region:
                 + "\n  ".join(differences)
             )
         found = [self._found[self.layout.index(spec.name)] for spec in layout.tensors]
-        return Region(layout, found)
+        self._arranged = Region(layout, found)
+        return self._arranged
 
     def check_unmoved(self) -> None:
         """StateError, naming the tensor, if one no longer uses the memory that was registered."""
+        if self._watch is None:
+            self._watch = Watch(self._found)
+        if self._watch.unchanged():
+            return
         for found in self._found:
             if found.moved():
                 raise StateError(
