@@ -7,9 +7,9 @@ error: pages stay small, as they were.
 Theory. `process_vm_readv` looks up and pins every page that it reads. In pages of 2 MiB instead
 of 4 KiB there are 512 times fewer of them, and fewer misses of the TLB: a read takes little
 more than half the time. Allocators mostly give small pages. Two pieces of advice change that
-for each aligned block that lies inside one piece of a region: MADV_HUGEPAGE, for pages that come
-later (of memory that was never written), and MADV_COLLAPSE (Linux 6.1), which copies the
-small pages that are there into a huge one.
+for each aligned block that lies inside a tensor, or inside many that lie close together:
+MADV_HUGEPAGE, for pages that come later (of memory that was never written), and MADV_COLLAPSE
+(Linux 6.1), which copies the small pages that are there into a huge one.
 
 What is left alone. Files, shared memory and read-only memory: only private anonymous
 mappings are advised (/proc/self/maps). Blocks with a page that was never written, that is
@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 from tensorhub_p2p.config import MemoryConfig
 from tensorhub_p2p.transfer.memory import Extents, Region
+from tensorhub_p2p.transfer.spans import MAX_GAP
 
 _log = logging.getLogger(__name__)
 
@@ -125,11 +126,23 @@ def own_mappings() -> list[Mapping]:
 
 
 def _insides(extents: Extents, block: int) -> Iterator[tuple[int, int]]:
-    """The aligned inside of each piece that has any, as (start, end), in order of addresses."""
+    """The aligned inside of each span that has any, as (start, end), in order of addresses.
+
+    A span has pieces with less than a page in between, in whatever order they are registered.
+    """
+    first = last = -1
     for address, length in sorted(zip(extents.addresses, extents.lengths, strict=True)):
-        start, end = -(-address // block) * block, (address + length) // block * block
-        if start < end:
-            yield start, end
+        if not first <= address <= last + MAX_GAP:
+            yield from _aligned(first, last, block)
+            first = address
+        last = max(last, address + length)
+    yield from _aligned(first, last, block)
+
+
+def _aligned(start: int, end: int, block: int) -> Iterator[tuple[int, int]]:
+    start, end = -(-start // block) * block, end // block * block
+    if 0 <= start < end:
+        yield start, end
 
 
 def advisable(extents: Extents, mappings: list[Mapping], block: int) -> list[tuple[int, int]]:
@@ -173,7 +186,7 @@ class HugePages:
 
     def ask(self, region: Region) -> None:
         """Ask for huge pages behind this region, soon. Returns at once."""
-        if not self._config.huge_pages or max(region.extents.lengths, default=0) < self._block:
+        if not self._config.huge_pages or region.extents.num_bytes < self._block:
             return
         with self._changed:
             if self._closed:

@@ -16,8 +16,7 @@ that was read before is not read again, as the next version lies where this one 
 
 How it reads. Half a megabyte at a time, which is hashed while it is in the processor's cache.
 Where both sides are large pieces, straight from one into the other. Where they are small
-ones, through spans (spans.py), and through a scratch buffer if the pieces of this side are
-scattered: one hash and one system call to spread it for a hundred tensors.
+ones, through spans (spans.py), a hundred tensors in one call.
 
 Permission. The same user, and where Yama restricts ptrace, PR_SET_PTRACER by the
 source. A refusal is a CannotReach that says what the machine's settings are.
@@ -44,9 +43,9 @@ from msgspec import Meta
 
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.layout import MAX_BYTES, MAX_TENSORS
-from tensorhub_p2p.transfer.digest import Hasher
+from tensorhub_p2p.transfer.digest import Hasher, update_pieces
 from tensorhub_p2p.transfer.memory import IOV_MAX, Extents, Region, address_of, view
-from tensorhub_p2p.transfer.scratch import STEP_BYTES, Scratch, are_small
+from tensorhub_p2p.transfer.scratch import STEP_BYTES, are_small
 from tensorhub_p2p.transfer.spans import MAX_GAP, Spans
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
@@ -61,8 +60,8 @@ from tensorhub_p2p.transfer.transports.base import (
 HALF_SEAL = 16
 SEAL_BYTES = 2 * HALF_SEAL
 
-SMALL_STEP_PIECES = (IOV_MAX - 2) // 2
-"""Small pieces in one read: each takes a vector, and one for the gap behind it."""
+SMALL_STEP_PIECES = (IOV_MAX - 1) // 3
+"""Small pieces of either side in one read, so that its vectors (spans.py) are not too many."""
 MAX_TABLES = 64
 MAX_TABLE_PIECES = 1 << 21
 """Tables of others' memory that a transport remembers, and pieces in all of them together."""
@@ -293,7 +292,6 @@ class CmaReader(Reader):
         self._remote_seal = array("Q", [endpoint.seal, SEAL_BYTES])
         self._sink = (ctypes.c_char * (MAX_GAP + 1))()
         self._closed = False
-        self._scratch: Scratch | None = None
         self._sealed_read(array("Q"), array("Q"))
         self._table = tables.get(endpoint.table) or self._read_table(tables)
         if self._table.extents.num_bytes != endpoint.num_bytes:
@@ -351,28 +349,18 @@ class CmaReader(Reader):
         self, start: int, length: int, into: Region, deadline: float, hasher: Hasher
     ) -> None:
         """The same where many small tensors are behind the range, on either side."""
-        if self._scratch is None:
-            self._scratch = Scratch(STEP_BYTES)
-        scratch, end = self._scratch, start + length
+        spans, sink, end = self._table.spans, ctypes.addressof(self._sink), start + length
         while start < end:
             self._go_on(deadline)
-            step = min(STEP_BYTES, end - start)
-            pieces = into.pieces(start, step)
-            whole = len(pieces) == 2
-            target = pieces[0] if whole else scratch.address
-            step = self._read_spans(start, step, target)
-            hasher.update(view(target, step))
-            if not whole:
-                scratch.scatter(into.pieces(start, step))
+            step = spans.reach(start, min(STEP_BYTES, end - start), SMALL_STEP_PIECES)
+            pieces = into.pieces(start, step, SMALL_STEP_PIECES)
+            if len(pieces) == 2 * SMALL_STEP_PIECES:
+                step = sum(pieces[1::2])
+            vectors = spans.vectors(start, step, pieces, sink)
+            if self._sealed_read(vectors.local, vectors.remote) != vectors.num_bytes:
+                raise self._freed()
+            update_pieces(hasher, pieces)
             start += step
-
-    def _read_spans(self, start: int, length: int, target: int) -> int:
-        """Read pieces, one after the other, to the address `target`; returns their bytes."""
-        sink = ctypes.addressof(self._sink)
-        vectors = self._table.spans.vectors(start, length, SMALL_STEP_PIECES, target, sink)
-        if self._sealed_read(vectors.local, vectors.remote) != vectors.length + vectors.gaps:
-            raise self._freed()
-        return vectors.length
 
     def _sealed_read(self, local: array[int], remote: array[int]) -> int:
         """Read some of `remote` into `local`, and the seal with it; returns the bytes, not 0.
