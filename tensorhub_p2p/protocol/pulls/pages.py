@@ -48,13 +48,12 @@ class KnownLayouts:
 
     def add(self, layout: Layout) -> None:
         """Replaces the whole table, so that pulls of other threads may look meanwhile."""
-        kept = [layout]
-        room = MAX_KNOWN_TENSORS - len(layout.tensors)
-        for known in list(self._layouts.values())[: MAX_KNOWN - 1]:
+        kept, room = {layout.digest: layout}, MAX_KNOWN_TENSORS - len(layout.tensors)
+        for digest, known in self._layouts.items():
             room -= len(known.tensors)
-            if room >= 0 and known.digest != layout.digest:
-                kept.append(known)
-        self._layouts = {known.digest: known for known in kept}
+            if len(kept) < MAX_KNOWN and room >= 0:
+                kept.setdefault(digest, known)
+        self._layouts = kept
 
 
 class LayoutAgreement:
