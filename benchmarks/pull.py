@@ -24,8 +24,6 @@ from worker import Cluster, Remote
 
 MIB = 1 << 20
 PUBLISHES = 40
-SMALL_BYTES = 4 << 10
-SMALL_TENSORS = 20_000
 LATENCY_SAMPLES = 200
 
 
@@ -209,42 +207,6 @@ def tls(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
     ], seen
 
 
-# --- many small tensors ------------------------------------------------------------------
-
-
-def small(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
-    """20,000 tensors of 4 KiB beside one tensor of the same total, both through a pull."""
-    total = SMALL_TENSORS * SMALL_BYTES
-    seen = Rounds()
-    with Cluster(2, transports=["cma"]) as (source, target):
-        for worker, replica in ((source, "trainer"), (target, "rollout")):
-            worker.open("small", replica, SMALL_TENSORS, SMALL_BYTES)
-            worker.open("flat", replica, 1, total)
-        source.publish("small", 1)
-        source.wait_for_digests("small")
-        extra = target.replicate_peak("small")["extra_bytes"]
-        source.publish("flat", 1)
-        target.replicate("flat")
-        for number in range(2 * options.rounds):
-            for model in ("small", "flat") if number % 2 else ("flat", "small"):
-                source.unpublish(model)
-                source.write(model)
-                seen.add(f"publish {model}", source.publish(model, number + 2))
-                source.wait_for_digests(model)
-                pull = target.replicate(model)
-                seen.add_pull("bare" if model == "flat" else "pull", pull)
-        for model in ("small", "flat"):
-            if source.fingerprint(model) != target.fingerprint(model):
-                raise RuntimeError(f"the bytes of {model} differ")
-    figures = [
-        seen.against_bare("20,000 x 4 KiB against one tensor", "pull", total, (">=", 0.4)),
-        Figure("peak extra memory of that", extra / MIB, "MiB", ("<=", 64.0)),
-    ]
-    seen.values["flat"] = seen.values.pop("bare")
-    figures[0].detail = '"bare" is one tensor of the same total, pulled'
-    return figures, seen
-
-
 # --- the control plane -------------------------------------------------------------------
 
 
@@ -302,7 +264,6 @@ CASES: dict[str, Case] = {
     "cma": cma,
     "tcp": tcp,
     "tls": tls,
-    "small": small,
     "publish": publish,
     "latency": latency,
 }
@@ -335,14 +296,15 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--size", type=_size, default=1 << 30, help="bytes, as 1G or 256M")
+    parser.add_argument("--size", type=parse_size, default=1 << 30, help="bytes, as 1G or 256M")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--dry", action="store_true", help="don't save the results")
     return parser.parse_args()
 
 
-def _size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """Bytes, from a text as 256M."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     unit = units.get(text[-1:].upper(), 0)
     return int(text[:-1]) * unit if unit else int(text)

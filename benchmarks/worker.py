@@ -7,10 +7,14 @@ worker uses the library as a user does; the two looks inside are marked.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import multiprocessing
 import os
+import random
 import resource
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +61,37 @@ class Worker:
     def _filled(self, num_bytes: int) -> Any:
         """Memory of torch's allocator, every page of it touched."""
         return self._torch.empty(num_bytes // 4, dtype=self._torch.int32).random_()
+
+    def open_tensors(
+        self,
+        model: str,
+        replica: str,
+        sizes: list[tuple[str, int]],
+        views: bool,
+        shuffled: bool,
+    ) -> None:
+        """The same for tensors of these names and sizes, that lie in this order in memory.
+
+        They are allocated one by one, or are views of one buffer. They are registered in
+        this order, or in a random one.
+        """
+        whole = self._filled(sum(size for _, size in sizes)) if views else None
+        tensors, at = [], 0
+        for name, size in sizes:
+            tensor = self._filled(size) if whole is None else whole[at : at + size // 4]
+            tensors.append((name, tensor))
+            at += size // 4
+        registered = list(tensors)
+        if shuffled:
+            random.shuffle(registered)
+        handle = self._peer.open(model, replica=replica)
+        handle.register(registered)
+        self._handles[model], self._tensors[model] = handle, [tensor for _, tensor in tensors]
+
+    def wait_for_huge_pages(self) -> None:
+        """Until no more huge pages are asked for; a look inside."""
+        if not self._peer._driver.huge_pages.settled(120):
+            raise RuntimeError("huge pages are still being asked for")
 
     def write(self, model: str) -> None:
         """Give every byte range of the tensors a new content."""
@@ -132,6 +167,17 @@ class Worker:
         self._handles[model].wait_for(newer_than)
         return time.monotonic()
 
+    def held(self) -> dict[str, int]:
+        """What this process holds: bytes resident, file descriptors, threads, exports."""
+        gc.collect()
+        transports = self._peer._driver.transports.values()  # a look inside
+        return {
+            "memory": _status("VmRSS"),
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")),
+            "exports": sum(_num_exports(transport) for transport in transports),
+        }
+
     # --- at a pace -----------------------------------------------------------------------
 
     def train(self, model: str, until: float, step: float) -> dict[str, Any]:
@@ -192,6 +238,81 @@ class Worker:
             pulls.append({"version": newest, "seconds": pull.seconds, "ended": ended})
         return {"pulls": pulls, "errors": errors}
 
+    # --- a trainer that is read ----------------------------------------------------------
+
+    def pin(self, core: int) -> None:
+        """Keep this thread on that core, and all others of the process on other ones."""
+        cores = os.sched_getaffinity(0)
+        me = threading.get_native_id()
+        for task in map(int, os.listdir("/proc/self/task")):
+            os.sched_setaffinity(task, {core} if task == me else cores - {core} or cores)
+
+    def pin_all(self, core: int) -> None:
+        """Keep all threads of this process on that core."""
+        for task in map(int, os.listdir("/proc/self/task")):
+            os.sched_setaffinity(task, {core})
+
+    def compute(self, until: float) -> float:
+        """Matrix products until that time; returns how many a second."""
+        torch = self._torch
+        a, b = torch.rand(512, 512), torch.rand(512, 512)
+        result = torch.empty(512, 512)
+        began, steps = time.monotonic(), 0
+        while time.monotonic() < until:
+            torch.mm(a, b, out=result)
+            steps += 1
+        return steps / (time.monotonic() - began)
+
+    def pull_again_and_again(self, model: str, size: int, until: float) -> int:
+        """One new replica after the other pulls the model; returns the bytes until that time."""
+        if model not in self._tensors:
+            self._tensors[model] = [self._filled(size)]
+        read = 0
+        while time.monotonic() < until:
+            with self._peer.open(model) as handle:
+                handle.register([("layer.0", self._tensors[model][0])])
+                read += handle.replicate().bytes
+        return read
+
+    def bare_read_at(self, pid: int, address: int, rate: float, until: float) -> int:
+        """A bare read, over and over, at so many bytes a second; returns the bytes."""
+        step, size = 8 << 20, self._bare.nbytes
+        began, read = time.monotonic(), 0
+        while time.monotonic() < until:
+            offset = read % size
+            length = min(step, size - offset)
+            bare.read_memory(pid, address + offset, self._bare.data_ptr() + offset, length)
+            read += length
+            time.sleep(max(0.0, began + read / rate - time.monotonic()))
+        return read
+
+    def hold_gil(self, seconds: float) -> tuple[float, float]:
+        """Hold Python's lock in one call into C; returns from when until when."""
+        began = time.monotonic()
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        return began, time.monotonic()
+
+    def replicate_watched(self, model: str) -> list[tuple[float, int]]:
+        """How many bytes of the pull had come, and when; a look inside."""
+        handle, seen = self._handles[model], []
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.02):
+                pull = handle._pull
+                if pull is not None:
+                    seen.append((time.monotonic(), pull.moved))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            num_bytes = handle.replicate().bytes
+        finally:
+            over.set()
+            watcher.join()
+        seen.append((time.monotonic(), num_bytes))
+        return seen
+
     # --- bare ----------------------------------------------------------------------------
 
     def bare_memory(self, num_bytes: int) -> tuple[int, int]:
@@ -201,9 +322,17 @@ class Worker:
         self._tensors["bare"] = [self._bare]
         return os.getpid(), self._bare.data_ptr()
 
-    def bare_read(self, pid: int, address: int) -> dict[str, float]:
+    def bare_huge_pages(self) -> None:
+        """Collapse the bare memory into huge pages."""
+        bare.collapse(self._bare.data_ptr(), self._bare.nbytes)
+
+    def bare_read(self, pid: int, address: int, threads: int = 1) -> dict[str, float]:
+        local, size = self._bare.data_ptr(), self._bare.nbytes
         before = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = bare.read_memory(pid, address, self._bare.data_ptr(), self._bare.nbytes)
+        if threads == 1:
+            seconds = bare.read_memory(pid, address, local, size)
+        else:
+            seconds = bare.read_with_threads(pid, address, local, size, threads)
         after = resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return {"seconds": seconds, "cpu": cpu}
@@ -241,6 +370,12 @@ class Worker:
 
     def close(self) -> None:
         self._peer.close()
+
+
+def _num_exports(transport: Any) -> int:
+    """How much a transport has open to others, for those that keep a table; a look inside."""
+    table = getattr(transport, "_exports", ())
+    return len(getattr(table, "_exports", table))
 
 
 def _status(field: str) -> int:
@@ -301,6 +436,7 @@ class Remote:
 
 
 def _work(pipe: Any, name: str, seeds: list[str], options: dict[str, Any]) -> None:
+    _enter(options.pop("namespace", None))
     worker = Worker(name, seeds, options)
     while True:
         command, arguments = pipe.recv()
@@ -313,14 +449,26 @@ def _work(pipe: Any, name: str, seeds: list[str], options: dict[str, Any]) -> No
             return
 
 
+def _enter(namespace: str | None) -> None:
+    """Go on in that network namespace; all threads that are started later are there, too."""
+    if namespace is not None:
+        with open(f"/run/netns/{namespace}", "rb") as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0x40000000):
+                raise OSError(ctypes.get_errno(), f"cannot enter network namespace {namespace}")
+
+
 class Cluster:
     """Worker processes that are joined. A context manager; ends them all."""
 
-    def __init__(self, count: int, **options: Any) -> None:
-        self.workers = [Remote("worker-0", [], options)]
+    def __init__(
+        self, count: int, each: list[dict[str, Any]] | None = None, **options: Any
+    ) -> None:
+        """`options` are those of all peers, `each` holds more for one peer each."""
+        own = [options | more for more in each or [{}] * count]
+        self.workers = [Remote("worker-0", [], own[0])]
         try:
             seed = self.workers[0].address()
-            self.workers += [Remote(f"worker-{i}", [seed], options) for i in range(1, count)]
+            self.workers += [Remote(f"worker-{i}", [seed], own[i]) for i in range(1, count)]
             for worker in self.workers:
                 while worker.members() < count:
                     time.sleep(0.02)

@@ -329,6 +329,16 @@ class PullConfig(Checked):
 
 
 @dataclass(frozen=True)
+class MemoryConfig(Checked):
+    """Registered memory."""
+
+    huge_pages: bool = True
+    """Ask for huge pages behind large tensors, in the background, when they are registered."""
+    huge_page_load: float = 0.5
+    """Part of one core, up to 1, that asking for them may take."""
+
+
+@dataclass(frozen=True)
 class TcpConfig(Checked):
     """The data port."""
 
@@ -431,6 +441,7 @@ class Config:
     group: GroupConfig = field(default_factory=GroupConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     pull: PullConfig = field(default_factory=PullConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     tcp: TcpConfig = field(default_factory=TcpConfig)
     nixl: NixlConfig = field(default_factory=NixlConfig)
     ucx: UcxConfig = field(default_factory=UcxConfig)

@@ -131,6 +131,7 @@ class ShardHandle:
         """
         with self._in_verb("register", HandleState.OPEN):
             self._region = Region.of(tensors)
+            self._driver.huge_pages.ask(self._region)
             self._become(REGISTERED)
 
     def unregister(self) -> None:
@@ -139,7 +140,7 @@ class ShardHandle:
             self._leave_failed_call()
             self._prefetcher.end("the tensors were unregistered")
             self._end_exports(5.0)
-            self._region = None
+            self._forget_region()
             self._holds = None
             self._become(HandleState.OPEN)
 
@@ -503,7 +504,7 @@ class ShardHandle:
         self._prefetcher.end("the handle was closed")  # the verb may have been a prefetch
         # Readers had their time: what is left is at most what they read without a lease.
         self._end_exports(min(1.0, max(0.1, deadline - time.monotonic())))
-        self._region = None
+        self._forget_region()
         self._holds = None
 
     def _wait_for_verb(self, deadline: float) -> None:
@@ -620,6 +621,11 @@ class ShardHandle:
     def _published(self) -> Publication:
         assert self._holds is not None
         return self._holds
+
+    def _forget_region(self) -> None:
+        region, self._region = self._region, None
+        if region is not None:
+            self._driver.huge_pages.forget(region)
 
     def _end_exports(self, seconds: float) -> None:
         """On return this process sends no more bytes of the tensors."""

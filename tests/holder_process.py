@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -52,6 +54,10 @@ def _hold(pipe: Connection, name: str, sizes: list[int], seed: int, secret: str 
                 transport.withdraw(endpoint)
             case "close":
                 transport.close()
+            case "unmap the middle":
+                at = region.pieces(region.layout.num_bytes // 2, 1)[0]
+                unmap = ctypes.CDLL(None).munmap
+                assert not unmap(ctypes.c_void_p(at & -mmap.PAGESIZE), ctypes.c_size_t(1))
             case ("hold the GIL", count):
                 pipe.send("holding")
                 sum(range(count))  # one call into C

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from array import array
 from collections.abc import Iterator
 
 import msgspec
@@ -173,7 +174,7 @@ def test_memory_that_is_gone_is_an_error_and_not_zeroes(transport: CmaTransport)
     endpoint = transport.export(region, ChunkSet.full(2))
     reader = transport.connect(endpoint, soon())
     assert isinstance(reader, cma.CmaReader)
-    reader._table.addresses[0] = 4096
+    reader._table.extents.addresses[0] = 4096
     with pytest.raises(SourceWithdrew, match="freed"):
         read_all(reader, Region.of(blank([2 * MiB])))
 
@@ -184,6 +185,54 @@ def test_a_table_that_does_not_fit_is_refused(transport: CmaTransport) -> None:
     wrong = msgspec.structs.replace(endpoint, num_bytes=2999)
     with pytest.raises(SourceWithdrew, match="table"):
         transport.connect(msgspec.msgpack.encode(wrong), soon())
+
+
+def test_the_table_of_a_region_crosses_once_and_few_are_remembered(
+    transport: CmaTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = Region.of(arrays([1000, 2000], 1))
+    columns: list[int] = []
+    plain = cma.CmaReader._read_words
+
+    def read_words(reader: cma.CmaReader, source: int) -> array[int]:
+        columns.append(source)
+        return plain(reader, source)
+
+    monkeypatch.setattr(cma.CmaReader, "_read_words", read_words)
+    for _ in range(3):  # three versions in the same place
+        endpoint = transport.export(region, ChunkSet.full(1))
+        read_all(transport.connect(endpoint, soon()), Region.of(blank([1000, 2000])))
+        transport.drain(endpoint, soon())
+    assert len(columns) == 2
+    monkeypatch.setattr(cma, "MAX_TABLES", 1)
+    for each in (Region.of(arrays([10], 1)), region, region):
+        transport.connect(transport.export(each, ChunkSet.full(1)), soon())
+    assert len(columns) == 6
+
+
+def test_a_table_that_changed_while_it_was_read_is_refused(transport: CmaTransport) -> None:
+    region = Region.of(arrays([1000, 2000], 1))
+    endpoint = transport.export(region, ChunkSet.full(1))
+    region.extents.addresses[0] += 8
+    with pytest.raises(SourceWithdrew, match="table"):
+        transport.connect(endpoint, soon())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("sizes", [[6 * MiB], [3000] * 2000], ids=["large", "small"])
+def test_memory_that_its_owner_unmapped_is_an_error_of_the_read(
+    sizes: list[int], transport: CmaTransport
+) -> None:
+    with Holder("cma", sizes) as holder:
+        reader = transport.connect(holder.endpoint, soon())
+        into = Region.of(blank(sizes))
+        read_all(reader, into)
+        holder.tell("unmap the middle")
+        with pytest.raises(SourceWithdrew, match="freed"):
+            read_all(reader, into)
+        holder.signal(signal.SIGSTOP)  # it didn't notice, and lives
+        holder.signal(signal.SIGCONT)
+        holder.tell("withdraw")
 
 
 def test_another_machine_container_or_label_is_not_reachable(transport: CmaTransport) -> None:

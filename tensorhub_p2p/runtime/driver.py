@@ -36,6 +36,7 @@ from tensorhub_p2p.protocol.membership.swim_events import (
 )
 from tensorhub_p2p.protocol.messages import Message
 from tensorhub_p2p.protocol.node import Node
+from tensorhub_p2p.protocol.pulls.pages import KnownLayouts
 from tensorhub_p2p.protocol.pulls.serving import DigestsWanted
 from tensorhub_p2p.protocol.shards.verbs import (
     AdoptWanted,
@@ -60,6 +61,7 @@ from tensorhub_p2p.runtime.offloading import Offloads
 from tensorhub_p2p.runtime.prefetching import Prefetches
 from tensorhub_p2p.runtime.verbs import Running, RunningVerbs, Start, Then
 from tensorhub_p2p.transfer.credentials import Credentials
+from tensorhub_p2p.transfer.huge_pages import HugePages
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.transports.base import Transport
 from tensorhub_p2p.transfer.transports.cma import CmaTransport, host_id
@@ -164,6 +166,8 @@ class Driver:
         """By slot: the last publication there that was aborted behind its handle's back."""
         self.regions: dict[Slot, Region] = {}
         """By slot: the memory that it serves, or is about to, in the publisher's order."""
+        self.layouts = KnownLayouts()
+        """Those of what was pulled, where they are not the handles' own."""
         self.closing = False
         """The peer is being closed: its handles are not to be used any more."""
 
@@ -177,6 +181,7 @@ class Driver:
         self.offloads = Offloads(self.transports, self.control.post, self.node)
         self.adoptions = Adoptions(self, self.offloads)
         self.prefetches = Prefetches(self, self.config.pull.prefetch_limit)
+        self.huge_pages = HugePages(self.config.memory)
 
     def _make_transports(
         self,
@@ -428,6 +433,7 @@ class Driver:
         for inbox in list(self._pulls.values()):
             inbox.put(None)
         self.control.stop(timeout)
+        self.huge_pages.close()
         self.digests.close()
         self.adoptions.close()
         self.prefetches.close()

@@ -127,6 +127,7 @@ class PullRun(Hooks):
             hooks=self,
             rng=random.Random(secrets.randbits(64)),
             stock=stock,
+            known=driver.layouts,
         )
 
     def run(self, give_up_old: Callable[[float], None]) -> Exported:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -56,9 +57,25 @@ class TimedHasher:
         self._hasher.update(data)
         self.seconds += time.perf_counter() - started
 
+    def update_pieces(self, iov: array[int]) -> None:
+        """The same for many pieces of memory: address, length, address, length …"""
+        started = time.perf_counter()
+        update_pieces(self._hasher, iov)
+        self.seconds += time.perf_counter() - started
+
     def digest(self) -> bytes:
         """16 bytes."""
         return self._hasher.digest()
+
+
+def update_pieces(hasher: Hasher, iov: array[int]) -> None:
+    """Feed memory to the hasher, piece by piece: address, length, address, length …"""
+    if isinstance(hasher, TimedHasher):
+        hasher.update_pieces(iov)
+        return
+    feed = hasher.update
+    for address, length in zip(iov[0::2], iov[1::2], strict=True):
+        feed(view(address, length))
 
 
 _log = logging.getLogger(__name__)
@@ -70,8 +87,7 @@ def update(
     """Feed the bytes [start, start + length) of the region to the hasher, in order."""
     iov = region.pieces(start, length)
     if not are_small(iov, length):
-        for i in range(0, len(iov), 2):
-            hasher.update(view(iov[i], iov[i + 1]))
+        update_pieces(hasher, iov)
         return
     end = start + length
     while start < end:

@@ -39,6 +39,7 @@ from tensorhub_p2p.protocol.identity import PeerId, Publication
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Event, Send
 from tensorhub_p2p.protocol.messages import Message
+from tensorhub_p2p.protocol.pulls.pages import KnownLayouts
 from tensorhub_p2p.protocol.pulls.pull_events import (
     Carrying,
     ChunkHeld,
@@ -171,6 +172,7 @@ class ShardPull:
         rng: random.Random,
         layout: Layout | None = None,
         stock: Stock | None = None,
+        known: KnownLayouts | None = None,
     ) -> None:
         self.publication = publication
         self._region = region
@@ -187,7 +189,9 @@ class ShardPull:
         self._hooks = hooks
         self._stock = stock
         layout = region.layout if isinstance(region, Region) else layout
-        self._swarm = Swarm(pull, publication, own, layout, self._transports, config, rng, locate)
+        self._swarm = Swarm(
+            pull, publication, own, layout, self._transports, config, rng, locate, known
+        )
         self._readers: Readers | None = None
         self._copiers: Readers | None = None
         """Of the stock."""

@@ -26,6 +26,7 @@ from tensorhub_p2p.errors import LayoutMismatch, StateError
 from tensorhub_p2p.protocol.layout import MAX_DIFFERENCES, Layout
 from tensorhub_p2p.transfer.footprint import Footprint, row_major
 from tensorhub_p2p.transfer.registering import MAX_PIECES, Found, find_all, note_written
+from tensorhub_p2p.transfer.watching import Watch
 
 IOV_MAX = 1024
 """Vectors that one system call takes (Linux)."""
@@ -116,7 +117,7 @@ class Region:
     `check_unmoved` does that.
     """
 
-    __slots__ = ("__weakref__", "_found", "_roots", "extents", "layout")
+    __slots__ = ("__weakref__", "_arranged", "_found", "_roots", "_watch", "extents", "layout")
 
     def __init__(self, layout: Layout, found: list[Found]) -> None:
         """`found[i]` is the memory of `layout.tensors[i]`. Use `Region.of` instead."""
@@ -124,6 +125,9 @@ class Region:
         self._found = found
         self._roots: list[tuple[int, int]] | None = None
         """(start in the range, index) of each block's root; None until somebody asks."""
+        self._watch: Watch | None = None
+        self._arranged: Region | None = None
+        """The same memory in the order that was last asked for."""
         self.extents = Extents(
             piece
             for spec, tensor in zip(layout.tensors, found, strict=True)
@@ -165,6 +169,8 @@ class Region:
         """
         if layout.digest == self.layout.digest:
             return self
+        if self._arranged is not None and self._arranged.layout.digest == layout.digest:
+            return self._arranged
         differences = self.layout.differences(layout)
         if differences:
             raise LayoutMismatch(
@@ -173,7 +179,8 @@ class Region:
             )
         found = [self._found[self.layout.index(spec.name)] for spec in layout.tensors]
         self._restride(layout, found)
-        return Region(layout, found)
+        self._arranged = Region(layout, found)
+        return self._arranged
 
     def _restride(self, layout: Layout, found: list[Found]) -> None:
         """Put those whose strides are others in `layout` into its order."""
@@ -204,6 +211,10 @@ class Region:
 
     def check_unmoved(self) -> None:
         """StateError, naming the tensor, if one no longer uses the memory that was registered."""
+        if self._watch is None:
+            self._watch = Watch(self._found)
+        if self._watch.unchanged():
+            return
         for found in self._found:
             _check_unmoved(found)
 

@@ -9,6 +9,9 @@ order, from whoever is asked (anything else is ignored, and asked for again). Pa
 only if together they hash to the digest and have the size that was announced: then it
 doesn't matter who sent which.
 
+A layout whose pages came once is remembered (`KnownLayouts`): the versions of a model mostly have
+one layout, so it crosses once for each peer, not for each version.
+
 One page is asked for at a time, from one source that answers, the nearest; from another
 one if it stays silent for a retry interval.
 """
@@ -29,15 +32,40 @@ from tensorhub_p2p.protocol.messages import LayoutPage, LayoutRequest, PullOffer
 from tensorhub_p2p.protocol.pulls.source_table import SourceTable
 from tensorhub_p2p.protocol.pulls.sources import ANSWERED, Source
 
+MAX_KNOWN = 64
+MAX_KNOWN_TENSORS = 1 << 20
+"""Layouts that are remembered, and tensors in all of them together."""
+
+
+class KnownLayouts:
+    """Layouts that came from others, by digest; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[bytes, Layout] = {}
+
+    def get(self, digest: bytes) -> Layout | None:
+        return self._layouts.get(digest)
+
+    def add(self, layout: Layout) -> None:
+        """Replaces the whole table, so that pulls of other threads may look meanwhile."""
+        kept, room = {layout.digest: layout}, MAX_KNOWN_TENSORS - len(layout.tensors)
+        for digest, known in self._layouts.items():
+            room -= len(known.tensors)
+            if len(kept) < MAX_KNOWN and room >= 0:
+                kept.setdefault(digest, known)
+        self._layouts = kept
+
 
 class LayoutAgreement:
     """The publication's layout: unknown, settled (digest and grid), then found.
 
     `own` is that of the memory to pull into; None if that is made once the layout is found.
+    `known` are those of others.
     """
 
-    def __init__(self, own: Layout | None) -> None:
+    def __init__(self, own: Layout | None, known: KnownLayouts | None = None) -> None:
         self.own = own
+        self._known = known if known is not None else KnownLayouts()
         self.found: Layout | None = None
         self.digest: bytes | None = None
         """Of the layout that is settled; None before."""
@@ -58,19 +86,24 @@ class LayoutAgreement:
         num_bytes, chunk_bytes = offer.num_bytes, offer.chunk_bytes
         sound = num_bytes <= MAX_BYTES and chunk_bytes == chunk_bytes_for(num_bytes)
         num_chunks = -(-num_bytes // chunk_bytes) if sound else -1
-        if self.own is not None and offer.layout == self.own.digest:
-            sound = sound and num_bytes == self.own.num_bytes
+        recalled = self._recall(offer.layout)
+        if recalled is not None:
+            sound = sound and num_bytes == recalled.num_bytes
         elif offer.layout == self.digest:
             sound = sound and num_chunks == self.num_chunks
         if not sound:
             raise ValueError(f"{num_bytes} bytes in chunks of {chunk_bytes}")
         return num_chunks
 
+    def _recall(self, digest: bytes) -> Layout | None:
+        if self.own is not None and digest == self.own.digest:
+            return self.own
+        return self._known.get(digest)
+
     def settle(self, offer: PullOffer) -> None:
         """Go by this offer's layout from now on; its `grid` is sound."""
         self.digest, self.num_chunks = offer.layout, self.grid(offer)
-        if self.own is not None and offer.layout == self.own.digest:
-            self.found = self.own
+        self.found = self._recall(offer.layout)
 
     def add(self, page: LayoutPage) -> bool:
         """Take a page; whether it was the next one. The last one makes `found`.
@@ -93,6 +126,7 @@ class LayoutAgreement:
         if layout.digest != announced or layout.num_chunks != num_chunks:
             raise LayoutMismatch("the pages of its layout are not what it announced")
         self.digest, self.num_chunks, self.found = announced, num_chunks, layout
+        self._known.add(layout)
 
 
 class PageRequests:

@@ -54,7 +54,7 @@ from tensorhub_p2p.protocol.pulls.crossing import Crossing
 from tensorhub_p2p.protocol.pulls.dispatch import Dispatch
 from tensorhub_p2p.protocol.pulls.drought import Drought
 from tensorhub_p2p.protocol.pulls.ledger import Ledger
-from tensorhub_p2p.protocol.pulls.pages import LayoutAgreement, PageRequests
+from tensorhub_p2p.protocol.pulls.pages import KnownLayouts, LayoutAgreement, PageRequests
 from tensorhub_p2p.protocol.pulls.pull_events import (
     Carrying,
     ChunkHeld,
@@ -83,7 +83,7 @@ class Swarm:
     `pull` is unique among the peer's pulls. `own` is the slot that pulls, which others are
     told about and which is never a source (another slot of the same peer may be). `layout`
     is ours, None if we go by the publication's; `transports` are the names of those that we
-    have, in the order of preference.
+    have, in the order of preference. `known` are layouts that came with earlier pulls.
     `locate` says how far a peer is, as `Candidate.locality`.
     """
 
@@ -97,6 +97,7 @@ class Swarm:
         config: PullConfig,
         rng: random.Random,
         locate: Callable[[PeerId], int] = lambda _peer: FARTHEST,
+        known: KnownLayouts | None = None,
     ) -> None:
         self.pull = pull
         self.publication = publication
@@ -106,7 +107,7 @@ class Swarm:
         self._config = config
         self._outbox = outbox = Outbox()
         self._sources = sources = SourceTable(own, config.max_candidates)
-        self._agreement = agreement = LayoutAgreement(layout)
+        self._agreement = agreement = LayoutAgreement(layout, known)
         self._ledger = ledger = Ledger(publication, agreement, outbox)
         self._crossing = crossing = Crossing(own, publication, sources, ledger, config)
         self._pages = PageRequests(pull, agreement, sources, config, outbox)

@@ -11,7 +11,12 @@ as its first vector, in the same call as the bytes: a process that took over the
 another first half, so its memory is never taken for the source's; a withdrawn export has
 another second half (zero, then whatever uses the seal next). A withdrawal that comes
 between the two vectors shows in the digest. `connect` reads the table the same way, so the
-endpoint stays small however many tensors there are.
+endpoint stays small however many tensors there are. The endpoint has the table's digest: one
+that was read before is not read again, as the next version lies where this one does.
+
+How it reads. Half a megabyte at a time, which is hashed while it is in the processor's cache.
+Where both sides are large pieces, straight from one into the other. Where they are small
+ones, through spans (spans.py), a hundred tensors in one call.
 
 Permission. The same user, and where Yama restricts ptrace, PR_SET_PTRACER by the
 source. A refusal is a CannotReach that says what the machine's settings are.
@@ -27,16 +32,21 @@ import sys
 import threading
 import time
 from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, NamedTuple, NoReturn
 
 import msgspec
+import xxhash
 from msgspec import Meta
 
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.layout import MAX_BYTES, MAX_TENSORS
-from tensorhub_p2p.transfer.digest import Hasher
+from tensorhub_p2p.transfer.digest import Hasher, update_pieces
 from tensorhub_p2p.transfer.memory import IOV_MAX, Extents, Region, address_of, view
-from tensorhub_p2p.transfer.scratch import STEP_BYTES, Scratch, are_small
+from tensorhub_p2p.transfer.scratch import STEP_BYTES, are_small
+from tensorhub_p2p.transfer.spans import MAX_GAP, Spans
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
     Reader,
@@ -49,6 +59,12 @@ from tensorhub_p2p.transfer.transports.base import (
 
 HALF_SEAL = 16
 SEAL_BYTES = 2 * HALF_SEAL
+
+SMALL_STEP_PIECES = (IOV_MAX - 1) // 3
+"""Small pieces of either side in one read, so that its vectors (spans.py) are not too many."""
+MAX_TABLES = 64
+MAX_TABLE_PIECES = 1 << 21
+"""Tables of others' memory that a transport remembers, and pieces in all of them together."""
 
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1).value
@@ -69,6 +85,8 @@ class _Endpoint(msgspec.Struct, frozen=True, array_like=True):
     lengths: Address
     pieces: Annotated[int, Meta(ge=0, le=MAX_TENSORS)]
     num_bytes: Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+    table: Half
+    """Digest of the addresses and lengths."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -133,6 +151,48 @@ def _permission_hint() -> str:
         return "the same user must run both processes"
 
 
+class _Table:
+    """Where the pieces of a region lie in the process that exported it."""
+
+    def __init__(self, addresses: array[int], lengths: array[int]) -> None:
+        self.extents = Extents.of_table(addresses, lengths)
+        self.digest = _table_digest(self.extents)
+
+    @cached_property
+    def spans(self) -> Spans:
+        return Spans(self.extents)
+
+
+def _table_digest(extents: Extents) -> bytes:
+    hasher = xxhash.xxh3_128(extents.addresses)
+    hasher.update(extents.lengths)
+    return hasher.digest()
+
+
+class _Tables:
+    """The tables that were read lately, by digest; those used least lately are forgotten."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: OrderedDict[bytes, _Table] = OrderedDict()
+
+    def get(self, digest: bytes) -> _Table | None:
+        with self._lock:
+            if digest in self._tables:
+                self._tables.move_to_end(digest)
+            return self._tables.get(digest)
+
+    def add(self, table: _Table) -> None:
+        with self._lock:
+            self._tables[table.digest] = table
+            pieces = sum(len(known.extents) for known in self._tables.values())
+            while len(self._tables) > MAX_TABLES or (
+                pieces > MAX_TABLE_PIECES and len(self._tables) > 1
+            ):
+                _, oldest = self._tables.popitem(last=False)
+                pieces -= len(oldest.extents)
+
+
 class _Sealed(NamedTuple):
     """An export and all that must stay where it is while others may read it."""
 
@@ -154,6 +214,7 @@ class CmaTransport(Transport):
         self._exports: dict[bytes, _Sealed] = {}
         # Seals are never freed: a late reader must find a seal there, and no other data.
         self._free_seals: list[ctypes.Array[ctypes.c_char]] = []
+        self._tables = _Tables()
 
     def unavailable(self) -> str | None:
         return self._unavailable
@@ -177,6 +238,7 @@ class CmaTransport(Transport):
                 address_of(extents.lengths),
                 len(extents),
                 extents.num_bytes,
+                _table_digest(extents),
             )
         )
 
@@ -204,7 +266,7 @@ class CmaTransport(Transport):
         reason = self.reachable(endpoint)
         if reason is not None:
             raise CannotReach(f"cma: {reason}")
-        return CmaReader(_decode(endpoint))
+        return CmaReader(_decode(endpoint), self._tables)
 
     def close(self) -> None:
         with self._lock:
@@ -221,21 +283,27 @@ def _new_seal() -> ctypes.Array[ctypes.c_char]:
 class CmaReader(Reader):
     """Reads one region of one process."""
 
-    def __init__(self, endpoint: _Endpoint) -> None:
+    def __init__(self, endpoint: _Endpoint, tables: _Tables) -> None:
         self._endpoint = endpoint
         self._name = f"cma: process {endpoint.pid}"
         self._expected = endpoint.process + endpoint.export
         self._seal = (ctypes.c_char * SEAL_BYTES)()
         self._local_seal = array("Q", [ctypes.addressof(self._seal), SEAL_BYTES])
         self._remote_seal = array("Q", [endpoint.seal, SEAL_BYTES])
+        self._sink = (ctypes.c_char * (MAX_GAP + 1))()
         self._closed = False
-        self._scratch: Scratch | None = None
         self._sealed_read(array("Q"), array("Q"))
-        self._table = Extents.of_table(
-            self._read_words(endpoint.addresses), self._read_words(endpoint.lengths)
-        )
-        if self._table.num_bytes != endpoint.num_bytes:
+        self._table = tables.get(endpoint.table) or self._read_table(tables)
+        if self._table.extents.num_bytes != endpoint.num_bytes:
+            raise SourceWithdrew(f"{self._name} has a table of memory that does not fit")
+
+    def _read_table(self, tables: _Tables) -> _Table:
+        endpoint = self._endpoint
+        table = _Table(self._read_words(endpoint.addresses), self._read_words(endpoint.lengths))
+        if table.digest != endpoint.table:
             raise SourceWithdrew(f"{self._name} changed its table of memory while it was read")
+        tables.add(table)
+        return table
 
     def _read_words(self, source: int) -> array[int]:
         """One column of the source's table, from its memory."""
@@ -249,41 +317,56 @@ class CmaReader(Reader):
     def read(self, start: int, length: int, into: Region, deadline: float, hasher: Hasher) -> None:
         if into.layout.num_bytes != self._endpoint.num_bytes:
             raise ValueError("the target's layout is not the source's")
-        end = start + length
+        if not length:
+            return
+        remote, local = self._table.extents.pieces(start, length), into.pieces(start, length)
+        if are_small(remote, length) or are_small(local, length):
+            self._read_small(start, length, into, deadline, hasher)
+            return
+        for there, here, run in _runs(remote, local):
+            self._read_run(there, here, run, deadline, hasher)
+
+    def _go_on(self, deadline: float) -> None:
+        if self._closed:
+            raise SourceGone(f"{self._name}: the reader was closed")
+        if time.monotonic() > deadline:
+            raise SourceSilent(f"{self._name}: the deadline passed")
+
+    def _read_run(
+        self, there: int, here: int, length: int, deadline: float, hasher: Hasher
+    ) -> None:
+        """Read and hash memory that is in one piece on both sides."""
+        end = here + length
+        while here < end:
+            self._go_on(deadline)
+            step = min(STEP_BYTES, end - here)
+            moved = self._sealed_read(array("Q", [here, step]), array("Q", [there, step]))
+            hasher.update(view(here, moved))
+            here += moved
+            there += moved
+
+    def _read_small(
+        self, start: int, length: int, into: Region, deadline: float, hasher: Hasher
+    ) -> None:
+        """The same where many small tensors are behind the range, on either side."""
+        spans, sink, end = self._table.spans, ctypes.addressof(self._sink), start + length
         while start < end:
-            if self._closed:
-                raise SourceGone(f"{self._name}: the reader was closed")
-            if time.monotonic() > deadline:
-                raise SourceSilent(f"{self._name}: the deadline passed at byte {start}")
-            start += self._step(start, min(STEP_BYTES, end - start), into, hasher)
-
-    def _step(self, start: int, length: int, into: Region, hasher: Hasher) -> int:
-        """Read and hash some bytes, at most `length`; returns how many.
-
-        The kernel stops where either side's vectors end, so it may be fewer.
-        """
-        remote = self._table.pieces(start, length, IOV_MAX - 1)
-        local = into.pieces(start, length, IOV_MAX - 1)
-        if are_small(local, length):
-            return self._step_gathered(start, remote, into, hasher)
-        moved = left = self._sealed_read(local, remote)
-        for i in range(0, len(local), 2):
-            piece = min(local[i + 1], left)
-            hasher.update(view(local[i], piece))
-            left -= piece
-        return moved
-
-    def _step_gathered(self, start: int, remote: array[int], into: Region, hasher: Hasher) -> int:
-        """The same through a scratch buffer: one vector and one hash for many small tensors."""
-        if self._scratch is None:
-            self._scratch = Scratch(STEP_BYTES)
-        moved = self._sealed_read(array("Q", [self._scratch.address, STEP_BYTES]), remote)
-        hasher.update(self._scratch.memory[:moved])
-        self._scratch.scatter(into.pieces(start, moved))
-        return moved
+            self._go_on(deadline)
+            step = spans.reach(start, min(STEP_BYTES, end - start), SMALL_STEP_PIECES)
+            pieces = into.pieces(start, step, SMALL_STEP_PIECES)
+            if len(pieces) == 2 * SMALL_STEP_PIECES:
+                step = sum(pieces[1::2])
+            vectors = spans.vectors(start, step, pieces, sink)
+            if self._sealed_read(vectors.local, vectors.remote) != vectors.num_bytes:
+                raise self._freed()
+            update_pieces(hasher, pieces)
+            start += step
 
     def _sealed_read(self, local: array[int], remote: array[int]) -> int:
-        """Read some of `remote` into `local`, and the seal with it; returns the bytes, not 0."""
+        """Read some of `remote` into `local`, and the seal with it; returns the bytes, not 0.
+
+        The kernel stops where either side's memory ends, so it may be fewer.
+        """
         try:
             moved = _read_memory(
                 self._endpoint.pid, self._local_seal + local, self._remote_seal + remote
@@ -291,13 +374,20 @@ class CmaReader(Reader):
         except OSError as error:
             self._fail(error)
         seal = self._seal.raw
-        if moved < SEAL_BYTES or seal[:HALF_SEAL] != self._expected[:HALF_SEAL]:
-            raise SourceGone(f"{self._name} is another process by now, or closed its peer")
-        if seal != self._expected:
-            raise SourceWithdrew(f"{self._name} withdrew these tensors")
+        if seal != self._expected or moved < SEAL_BYTES:
+            raise self._broken(seal if moved >= SEAL_BYTES else b"")
         if local and moved == SEAL_BYTES:
-            raise SourceWithdrew(f"{self._name} freed the memory, or it was freed here")
+            raise self._freed()
         return moved - SEAL_BYTES
+
+    def _broken(self, seal: bytes) -> ReadFailed:
+        """What another seal than the expected one means."""
+        if seal[:HALF_SEAL] != self._expected[:HALF_SEAL]:
+            return SourceGone(f"{self._name} is another process by now, or closed its peer")
+        return SourceWithdrew(f"{self._name} withdrew these tensors")
+
+    def _freed(self) -> ReadFailed:
+        return SourceWithdrew(f"{self._name} freed the memory, or it was freed here")
 
     def _fail(self, error: OSError) -> NoReturn:
         if error.errno == errno.ESRCH:
@@ -312,3 +402,18 @@ class CmaReader(Reader):
 
     def close(self) -> None:
         self._closed = True
+
+
+def _runs(remote: array[int], local: array[int]) -> Iterator[tuple[int, int, int]]:
+    """What is in one piece on both sides, in order: (address there, address here, length)."""
+    theirs = ours = 0
+    used_there = used_here = 0
+    while theirs < len(remote):
+        left_there, left_here = remote[theirs + 1] - used_there, local[ours + 1] - used_here
+        run = min(left_there, left_here)
+        yield remote[theirs] + used_there, local[ours] + used_here, run
+        used_there, used_here = used_there + run, used_here + run
+        if run == left_there:
+            theirs, used_there = theirs + 2, 0
+        if run == left_here:
+            ours, used_here = ours + 2, 0

@@ -1,0 +1,164 @@
+"""Same-host pulls beside bare `process_vm_readv`, with huge pages and without.
+
+    python benchmarks/same_host.py                     both kinds of memory, about three minutes
+    python benchmarks/same_host.py --only huge --size 256M --rounds 5
+
+A source and three pullers, a process each: one that reads with one thread, two that read with
+two. In each round the source writes new bytes before each measurement; ours and the bare ones
+take turns at being first, and ratios are taken within the round. Bare memory is of the same
+kind as the registered: as the allocator gives it (small pages), or collapsed into huge ones.
+What is reported is the median of the ratios; results are saved in
+benchmarks/results/same_host.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import machine
+from pull import Figure, Rounds, parse_size
+from worker import Cluster, Remote
+
+from tensorhub_p2p.config import Config, MemoryConfig, PullConfig
+
+KINDS = {"huge": "huge pages", "small": "small pages"}
+
+
+class Bench:
+    """The processes, their memory, and what is measured in a round."""
+
+    def __init__(self, workers: list[Remote], size: int, huge: bool) -> None:
+        self.source, self.one, self.two, self.third = workers
+        self.pullers = [self.one, self.two, self.third]
+        self.size, self.version = size, 0
+        self.seen = Rounds()
+        for worker, replica in zip(workers, ("trainer", "one", "two", "third"), strict=True):
+            worker.open("flat", replica, 1, size)
+            at = worker.bare_memory(size)
+            if huge:
+                worker.bare_huge_pages()
+                worker.wait_for_huge_pages()
+            if worker is self.source:
+                self.bare_at = at
+
+    def measures(self) -> dict[str, Callable[[], float]]:
+        """By name: what returns seconds."""
+        return {
+            "bare 1": lambda: self.two.bare_read(*self.bare_at)["seconds"],
+            "bare 2": lambda: self.two.bare_read(*self.bare_at, 2)["seconds"],
+            "bare both": lambda: self._both("bare_read", *self.bare_at),
+            "one thread": lambda: self._pulled(self.one.replicate("flat")),
+            "two threads": lambda: self._pulled(self.two.replicate("flat")),
+            "both": lambda: self._both("replicate", "flat"),
+        }
+
+    def _both(self, command: str, *arguments: object) -> float:
+        """Two pullers at once; the seconds of the slower one."""
+        for worker in (self.two, self.third):
+            worker.begin(command, *arguments)
+        results = [worker.result() for worker in (self.two, self.third)]
+        return max(result["seconds"] for result in results)
+
+    def _pulled(self, pull: dict[str, Any]) -> float:
+        if pull["bytes"] != self.size:
+            raise RuntimeError(f"{pull['bytes']} of {self.size} bytes were moved")
+        seconds: float = pull["seconds"]
+        return seconds
+
+    def round(self, number: int, warm_up: bool = False) -> None:
+        measures = self.measures()
+        for name in measures if number % 2 else reversed(measures):
+            if name.startswith("bare"):
+                self.source.write("bare")
+            else:
+                self._publish()
+            seconds = measures[name]()
+            if not warm_up:
+                self.seen.add(name, seconds)
+
+    def _publish(self) -> None:
+        if self.version:
+            self.source.unpublish("flat")
+        self.source.write("flat")
+        self.version += 1
+        self.source.publish("flat", self.version)
+        self.source.wait_for_digests("flat")
+
+    def check(self) -> None:
+        """What was moved must be there: a fast benchmark of nothing is worth nothing."""
+        for puller in self.pullers:
+            puller.replicate("flat")
+            if puller.fingerprint("flat") != self.source.fingerprint("flat"):
+                raise RuntimeError("the bytes differ")
+
+    def figure(
+        self, what: str, name: str, bare: str, target: tuple[str, float], copies: int = 1
+    ) -> Figure:
+        ours, theirs = self.seen.values[name], self.seen.values[bare]
+        return Figure(
+            what,
+            machine.median_ratio(theirs, ours),
+            "of bare",
+            target,
+            bare=copies * self.size / machine.percentile(theirs, 50) / 1e9,
+            ours=copies * self.size / machine.percentile(ours, 50) / 1e9,
+        )
+
+
+def measure(kind: str, options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+    huge = kind == "huge"
+    memory = MemoryConfig(huge_pages=huge, huge_page_load=0.9)
+    configs = [Config(memory=memory, pull=PullConfig(reader_threads=n)) for n in (2, 1, 2, 2)]
+    with Cluster(4, each=[{"config": c} for c in configs], transports=["cma"]) as workers:
+        bench = Bench(workers, options.size, huge)
+        bench.round(0, warm_up=True)
+        for number in range(options.rounds):
+            bench.round(number)
+        bench.check()
+    figures = [
+        bench.figure("one reader thread, against one bare", "one thread", "bare 1", (">=", 0.8)),
+        bench.figure("two reader threads, against one bare", "two threads", "bare 1", (">=", 1.2)),
+        bench.figure("two pullers at once, against two bare", "both", "bare both", (">=", 0.75), 2),
+        Figure(
+            "two bare threads, against one",
+            machine.median_ratio(bench.seen.values["bare 1"], bench.seen.values["bare 2"]),
+            "of bare",
+        ),
+    ]
+    return figures, bench.seen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--size", type=parse_size, default=1 << 30, help="bytes, as 1G or 256M")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--dry", action="store_true", help="don't save the results")
+    options = parser.parse_args()
+    facts = machine.facts()
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    results: dict[str, dict[str, Any]] = {}
+    for kind in options.only:
+        began = time.monotonic()
+        figures, seen = measure(kind, options)
+        print(f"\n{KINDS[kind]}, {options.rounds} rounds  ({time.monotonic() - began:.0f} s)")
+        for figure in figures:
+            print(figure)
+        results[kind] = {
+            "size_bytes": options.size,
+            "rounds": options.rounds,
+            "figures": [{**vars(figure), "met": figure.met} for figure in figures],
+            "samples": {k: [round(v, 6) for v in values] for k, values in seen.values.items()},
+        }
+    if not options.dry:
+        machine.save("same_host", facts, results)
+        print("\nsaved as benchmarks/results/same_host.json")
+    return int(not all(f["met"] for result in results.values() for f in result["figures"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

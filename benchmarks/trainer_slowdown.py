@@ -1,0 +1,197 @@
+"""What being read costs a trainer, and that it is read on while its Python stands still.
+
+    python benchmarks/trainer_slowdown.py                    about three minutes, tcp as root
+    python benchmarks/trainer_slowdown.py --only cma --rounds 5
+
+A trainer publishes 256 MiB and runs a loop of matrix products on one thread, pinned to one core;
+whoever reads it is pinned to another one. In each round it runs undisturbed, is pulled from over
+and over by new replicas, and, for `cma`, is read by a bare `process_vm_readv` loop at the rate
+that the pulls had. A slow-down is the loop's rate alone over its rate meanwhile; of the rounds
+the median counts. `tcp` crosses a link of 1 Gbit/s between two network namespaces.
+
+`gil`: the source holds Python's lock for ten seconds, in one call into C, one second after a pull
+of 1 GiB began that lasts about as long; what comes meanwhile, against as many seconds of an
+undisturbed pull. Results are saved in benchmarks/results/trainer_slowdown.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import machine
+import testbed
+from pull import Figure, Rounds
+from worker import Cluster, Remote
+
+SIZE = 256 << 20
+LINK_SIZE = 64 << 20
+LONG_SIZE = 1 << 30
+CHUNK_PAUSE = 0.15
+"""Seconds that each chunk of 8 MiB takes longer over `cma`, so that a pull lasts ten seconds."""
+SECONDS = 4.0
+"""Of one measurement."""
+MBIT = 1000
+GIL_SECONDS = 10.0
+TRAINER_CORE, READER_CORE = 0, 1
+
+Case = Callable[[argparse.Namespace], tuple[list[Figure], Rounds]]
+
+
+def start(source: Remote, target: Remote, size: int) -> tuple[int, int]:
+    """A published model at the trainer; returns where its bare memory is."""
+    source.open("flat", "trainer", 1, size)
+    where: tuple[int, int] = source.bare_memory(size)
+    target.bare_memory(size)
+    source.wait_for_huge_pages()
+    source.publish("flat", 1)
+    source.wait_for_digests("flat")
+    source.pin(TRAINER_CORE)
+    target.pin_all(READER_CORE)
+    return where
+
+
+def beside(source: Remote, target: Remote, command: str, *arguments: object) -> tuple[float, float]:
+    """The loop while the target is at something: (steps a second, bytes a second read)."""
+    until = time.monotonic() + SECONDS
+    target.begin(command, *arguments, until)
+    steps: float = source.compute(until)
+    read: int = target.result()
+    return steps, read / SECONDS
+
+
+@contextmanager
+def linked() -> Iterator[list[Remote]]:
+    """The two on hosts of their own, with a link in between."""
+    with testbed.Testbed(hosts=2, mbit=MBIT) as bed:
+        each = [
+            {"bind": f"{bed[i].address}:0", "insecure": True, "namespace": bed[i].namespace}
+            for i in (0, 1)
+        ]
+        with Cluster(2, each=each, transports=["tcp"]) as workers:
+            yield workers
+
+
+def slowdowns(
+    source: Remote, target: Remote, rounds: int, bare_at: tuple[int, int] | None, size: int
+) -> Rounds:
+    seen = Rounds()
+    for _ in range(rounds):
+        alone = source.compute(time.monotonic() + SECONDS)
+        steps, rate = beside(source, target, "pull_again_and_again", "flat", size)
+        seen.add("ours", alone / steps)
+        seen.add("rate", rate)
+        if bare_at is not None:
+            steps, bare_rate = beside(source, target, "bare_read_at", *bare_at, rate)
+            seen.add("bare", alone / steps)
+            seen.add("bare rate", bare_rate)
+    return seen
+
+
+def cma(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+    """Read by another process of the machine, as fast as it can."""
+    with Cluster(2, transports=["cma"]) as (source, target):
+        seen = slowdowns(source, target, options.rounds, start(source, target, SIZE), SIZE)
+    ours, bare = (machine.percentile(seen.values[name], 50) for name in ("ours", "bare"))
+    told = f"{ours:.3f} against {bare:.3f}, at {_gigabytes(seen, 'rate')} and "
+    told += _gigabytes(seen, "bare rate")
+    return [
+        Figure("slow-down of the trainer, against a bare loop's", ours / bare, "x", ("<=", 1.3)),
+        Figure("the time lost, against a bare loop's", (ours - 1) / (bare - 1), "x", detail=told),
+    ], seen
+
+
+def tcp(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+    """Read over a link of 1 Gbit/s."""
+    with linked() as (source, target):
+        start(source, target, LINK_SIZE)
+        seen = slowdowns(source, target, options.rounds, None, LINK_SIZE)
+    slower = machine.percentile(seen.values["ours"], 50)
+    told = f"at {_gigabytes(seen, 'rate')}"
+    return [Figure("slow-down of the trainer", slower, "x", ("<=", 1.1), detail=told)], seen
+
+
+def gil(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+    """Read while its Python holds the GIL."""
+    seen, figures = Rounds(), []
+    with Cluster(2, transports=["cma"]) as workers:
+        workers[1].slow_reads(CHUNK_PAUSE)
+        figures.append(held(*workers, "cma", seen))
+    if testbed.why_not() is None:
+        with linked() as workers:
+            figures.append(held(*workers, "tcp", seen))
+    return figures, seen
+
+
+def held(source: Remote, target: Remote, name: str, seen: Rounds) -> Figure:
+    """What a pull gets in the seconds in which the GIL is held, against as many of a free one."""
+    start(source, target, LONG_SIZE)
+    target.open("flat", "rollout", 1, LONG_SIZE)
+    for version, what in enumerate(("free", "held"), 1):
+        if version > 1:
+            source.unpublish("flat")
+            source.publish("flat", version)
+            source.wait_for_digests("flat")
+        target.begin("replicate_watched", "flat")
+        time.sleep(1.0)
+        began, ended = source.hold_gil(GIL_SECONDS if what == "held" else 0.0)
+        came = target.result()
+        ended = min(came[-1][0], began + GIL_SECONDS)
+        at = [
+            max((num for when, num in came if when <= edge), default=0) for edge in (began, ended)
+        ]
+        seen.add(f"{name} {what}", (at[1] - at[0]) / (ended - began))
+    free, while_held = (seen.values[f"{name} {what}"][0] for what in ("free", "held"))
+    return Figure(
+        f"{name}: rate while the GIL is held, against free",
+        while_held / free,
+        "x",
+        bare=free / 1e9,
+        ours=while_held / 1e9,
+        detail=f'for up to {GIL_SECONDS:g} s; "bare" is ours while it is free',
+    )
+
+
+def _gigabytes(seen: Rounds, name: str) -> str:
+    return f"{machine.percentile(seen.values[name], 50) / 1e9:.2f} GB/s"
+
+
+CASES: dict[str, Case] = {"cma": cma, "tcp": tcp, "gil": gil}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--dry", action="store_true", help="don't save the results")
+    options = parser.parse_args()
+    facts = machine.facts()
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    results: dict[str, dict[str, Any]] = {}
+    for name in options.only:
+        why_not = testbed.why_not() if name == "tcp" else None
+        if why_not is not None:
+            print(f"\n{name}: skipped: {why_not}")
+            continue
+        figures, seen = CASES[name](options)
+        print(f"\n{name}: {CASES[name].__doc__}")
+        for figure in figures:
+            print(figure, flush=True)
+        results[name] = {
+            "size_bytes": SIZE,
+            "rounds": options.rounds,
+            "figures": [{**vars(figure), "met": figure.met} for figure in figures],
+            "samples": {k: [round(v, 6) for v in values] for k, values in seen.values.items()},
+        }
+    if not options.dry:
+        machine.save("trainer_slowdown", facts, results)
+        print("\nsaved as benchmarks/results/trainer_slowdown.json")
+    return int(not all(f["met"] for result in results.values() for f in result["figures"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
