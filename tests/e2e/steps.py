@@ -141,6 +141,39 @@ def replicate_pausing(
         PullRun.held = plain  # type: ignore[method-assign]
 
 
+def replicate_across(
+    world: World, seconds: float, say_at: int = 0, timeout: float = 60.0
+) -> th.Pull:
+    """Replicate version 1 where each chunk of another zone takes `seconds` longer.
+
+    With `say_at` chunks in place it says "in the middle", and goes on.
+    """
+    from tensorhub_p2p.runtime.pulling import PullRun
+    from tensorhub_p2p.transfer.links import Link
+
+    plain_held, plain_read, seen = PullRun.held, Link._read, 0
+
+    def held(self: PullRun, chunk: int, digest: bytes) -> None:
+        nonlocal seen
+        plain_held(self, chunk, digest)
+        seen += 1
+        if seen == say_at:
+            world.say("in the middle")
+
+    def read(self: Link, *args: Any) -> None:
+        if world.peer._driver.locality(self.source.peer) == 3:
+            time.sleep(seconds)
+        plain_read(self, *args)
+
+    PullRun.held = held  # type: ignore[method-assign]
+    Link._read = read  # type: ignore[method-assign]
+    try:
+        return replicate(world, 1, timeout)
+    finally:
+        PullRun.held = plain_held  # type: ignore[method-assign]
+        Link._read = plain_read  # type: ignore[method-assign]
+
+
 def replicate_pausing_at_first(
     world: World, version: int | str = "latest", timeout: float = 30.0, name: str = ""
 ) -> th.Pull:

@@ -17,10 +17,11 @@ as soon as it hears from the whole line.
 
 *Once.* A chunk that somebody near has does not cross again, nor one that a holder of the
 whole, just found, is about to offer. Before it carries anything a pull waits until its own
-announcement stands in the directory and was read back: so of any two pullers at least one
-knows of the other. It takes its chunks in the order of its weights, the lowest first: those
-it keeps whoever else comes, and a newcomer takes over hardly any that is under way. What is
-under way all the same the carrier names in its offers (`carrying`): the newcomer leaves it.
+announcement stands in the directory and was read back, so that of any two pullers at least one
+knows of the other; and until the whole line has told what it does. It takes its chunks in the
+order of its weights, the lowest first: those it keeps whoever else comes, and a newcomer takes
+over hardly any that is under way. What is under way all the same its puller names in its
+offers (`carrying`): the newcomer leaves it.
 
 *Nobody waits for ever.* A carrier that owes a chunk shows that it goes on: it has more than
 before, or it has something under way (a read that stalls is given up in time, links.py), or a
@@ -109,8 +110,10 @@ class Crossing:
         self._config = config
         self._begun = False
         self._announced = False
-        self._unseen_until = float("-inf")
-        """Until then our own announcement is waited for."""
+        self._seen = False
+        """Our announcement stands in the directory."""
+        self._unsettled_until = float("-inf")
+        """Until then, at most, we wait to be known and to know what others do."""
         self._woken_until = float("-inf")
         """Until then it is waited for what others did while we stood still."""
         self._fellows: dict[SourceId, Fellow] = {}
@@ -126,7 +129,8 @@ class Crossing:
         """There are holders in other zones."""
         self._near = 0
         """What was to be had in the zone, when it was judged last."""
-        self._missing = 0
+        self._missing = self._under_way = 0
+        """What was to be had nowhere near; what others had on its way."""
         self._due: float | None = None
 
     # --- inputs --------------------------------------------------------------------------
@@ -135,12 +139,11 @@ class Crossing:
         """Chunks may be fetched from now on. `announced`: we tell the zone that we pull."""
         self._begun, self._announced = True, announced
         if announced:
-            self._unseen_until = now + self._config.announce_patience
+            self._unsettled_until = now + self._config.announce_patience
 
     def seen(self) -> None:
         """Our own announcement stands in the directory, and who stood there before is known."""
-        if self._begun:
-            self._unseen_until = float("-inf")
+        self._seen = self._begun
 
     def said(self, now: float, source: Source, have: int, carrying: int | None) -> None:
         """A source said what it has, and has under way, before that is noted."""
@@ -166,14 +169,11 @@ class Crossing:
 
     def allowed(self, now: float) -> int:
         """The chunks that may be fetched from another zone, as of the last `judge`."""
-        if now < self._unseen_until or now < self._woken_until:
+        if now < self._unsettled_until or now < self._woken_until:
             return 0
         if not self._line:
             return self._missing
-        allowed = self._missing & self._shares.get(self._own, 0)
-        for source in self._carriers():
-            allowed &= ~(source.carrying or 0)
-        return allowed
+        return self._missing & self._shares.get(self._own, 0) & ~self._under_way
 
     def first(self, among: int) -> int:
         """Of these (not none), the chunk that most surely stays ours whoever comes."""
@@ -243,7 +243,6 @@ class Crossing:
             return
         self._lay_out()
         self._meet(now)
-        self._due = earliest(*(at for at in (self._unseen_until, self._woken_until) if at > now))
         near = self._has(now)
         self._missing = self._ledger.needed & ~near
         self._note_new(now, (near | self._ledger.held) & ~self._near)
@@ -251,6 +250,8 @@ class Crossing:
         self._form_line()
         while self._drop_late(now):
             self._form_line()
+        self._settle(now)
+        self._under_way = self._others_fetch(now)
 
     def _lay_out(self) -> None:
         """The grid is another one than before: weights are of chunks."""
@@ -307,6 +308,21 @@ class Crossing:
         if now < until:
             self._due = earliest(self._due, until)
         return now >= until
+
+    def _settle(self, now: float) -> None:
+        """Enough is known once we are, and have heard from the whole line."""
+        if self._seen and all(source.state in ANSWERED for source in self._carriers()):
+            self._unsettled_until = float("-inf")
+        for until in (self._unsettled_until, self._woken_until):
+            self._is_over(now, until)
+
+    def _others_fetch(self, now: float) -> int:
+        chunks = 0
+        for puller, fellow in self._fellows.items():
+            source = self._sources.get(puller)
+            if source is not None and source.carrying and not fellow.late:
+                chunks |= 0 if self._is_quiet(now, source) else source.carrying
+        return chunks
 
     def _note_new(self, now: float, chunks: int) -> None:
         """These have appeared in the zone: who carried them goes on."""

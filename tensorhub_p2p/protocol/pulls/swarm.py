@@ -221,7 +221,9 @@ class Swarm:
         at.delivered(now, self.layout.chunk_range(chunk)[1], asked)
         if self._ledger.hold(chunk, digest) and not self.done:
             self._outbox.emit(ChunkHeld(chunk, digest))
-        if at.state is SourceState.OPEN:
+        slept = now > self._ticked + self._config.retry_interval
+        if at.state is SourceState.OPEN and not slept:
+            self._crossing.judge(now)
             self._advance(now)  # the rest of a tick can wait until it is due: chunks come fast
         else:
             self.tick(now)
@@ -300,7 +302,6 @@ class Swarm:
         self._ticked = now
         if self.done or not self._begun or self.layout is None:
             return
-        self._crossing.judge(now)
         self._dispatch.hand_out(now)
         self._tell_carrying()
         if self._ledger.held.bit_count() == self.layout.num_chunks:
