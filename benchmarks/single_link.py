@@ -40,7 +40,7 @@ import environments
 import machine
 from pull import Figure
 from remote import Remote, RemoteError, Start
-from single_link_plot import draw
+from single_link_plot import PICTURE, draw
 from testbed import Testbed, why_not
 
 WARM_UPS = 2
@@ -424,12 +424,11 @@ def main() -> int:
                 result = measure(place, name, options.size)
                 if result is not None:
                     results[f"{place.key}, {name}"] = result
-    if results and not options.dry:
-        path = machine.save("single_link", facts, results)
-        draw(path)
-        print(
-            "\nsaved as benchmarks/results/single_link.json, drawn as docs/images/single_link.png"
-        )
+                    if not options.dry:  # at once: what follows may be broken off
+                        saved = machine.save("single_link", facts, results)
+    if saved is not None:
+        draw(saved)
+        print(f"\nsaved as benchmarks/results/{saved.name}, drawn as docs/images/{PICTURE.name}")
     lines = [figure for result in results.values() for figure in result["figures"]]
     return int(not all(figure["met"] for figure in lines))
 
