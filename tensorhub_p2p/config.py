@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+TRANSPORTS = ("cma", "nixl", "ucx", "tcp")
+"""All transports, in the order of preference."""
+
 
 class ConfigError(ValueError):
     """A config value that can't work; the message names the field."""
@@ -314,6 +317,9 @@ class PullConfig(Checked):
     """Pullers that one shard remembers while its upload slots are full; later ones ask again."""
     news_interval: float = 0.01
     """Seconds over which chunks or digests that come fast are collected on their way to others."""
+    failure_memory: float = 60.0
+    """Seconds for which a transport that failed on a link is not tried there again, while
+    another one works."""
     holders_interval: float = 1.0
     """Seconds after which a pull looks anew who holds its shard, whether it was told or not."""
     carriers: int = 4
@@ -350,6 +356,45 @@ class TcpConfig(Checked):
     """Seconds after which a connection without a request is closed."""
     stall_timeout: float = 10.0
     """Seconds after which a puller that takes no bytes is broken off."""
+
+
+@dataclass(frozen=True)
+class LinkRule:
+    """Which transports the links to some peers use, in which order.
+
+    A rule matches by all that is given: `locality` ("host", "rack", "zone" or "far", the peer's
+    distance from here), and shell patterns (`*`, `?`, `[…]`) for the peer's `peer` name, its
+    `zone`, and its `host` label. The first rule that matches counts; without one the
+    peer's own `transports` do.
+    """
+
+    transports: tuple[str, ...]
+    """Tried in this order; each must be one of the peer's own `transports`."""
+    locality: str = ""
+    peer: str = ""
+    zone: str = ""
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        given: object = self.transports
+        if isinstance(given, str) or not given:
+            raise ConfigError(f"LinkRule.transports = {self.transports!r}: give a tuple of names")
+        object.__setattr__(self, "transports", tuple(self.transports))
+        unknown = [name for name in self.transports if name not in TRANSPORTS]
+        if unknown or len(set(self.transports)) < len(self.transports):
+            raise ConfigError(
+                f"LinkRule.transports = {list(self.transports)}: choose from "
+                f"{', '.join(TRANSPORTS)}, each once"
+            )
+        if self.locality not in ("", "host", "rack", "zone", "far"):
+            raise ConfigError(
+                f"LinkRule.locality = {self.locality!r}: choose from host, rack, zone, far"
+            )
+        if not (self.locality or self.peer or self.zone or self.host):
+            raise ConfigError(
+                "LinkRule matches every link: give a locality, peer, zone or host, or order "
+                "the peer's own transports"
+            )
 
 
 @dataclass(frozen=True)
@@ -445,4 +490,12 @@ class Config:
     tcp: TcpConfig = field(default_factory=TcpConfig)
     nixl: NixlConfig = field(default_factory=NixlConfig)
     ucx: UcxConfig = field(default_factory=UcxConfig)
+    links: tuple[LinkRule, ...] = ()
+    """Rules for single links; the first that matches counts."""
     wire: WireConfig = field(default_factory=WireConfig)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "links", tuple(self.links))
+        for rule in self.links:
+            if not isinstance(rule, LinkRule):
+                raise ConfigError(f"Config.links: {rule!r} is no LinkRule")

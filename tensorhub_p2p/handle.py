@@ -140,7 +140,7 @@ class ShardHandle:
             self._leave_failed_call()
             self._prefetcher.end("the tensors were unregistered")
             self._end_exports(5.0)
-            self._forget_region()
+            self._release()
             self._holds = None
             self._become(HandleState.OPEN)
 
@@ -504,7 +504,7 @@ class ShardHandle:
         self._prefetcher.end("the handle was closed")  # the verb may have been a prefetch
         # Readers had their time: what is left is at most what they read without a lease.
         self._end_exports(min(1.0, max(0.1, deadline - time.monotonic())))
-        self._forget_region()
+        self._release()
         self._holds = None
 
     def _wait_for_verb(self, deadline: float) -> None:
@@ -622,11 +622,6 @@ class ShardHandle:
         assert self._holds is not None
         return self._holds
 
-    def _forget_region(self) -> None:
-        region, self._region = self._region, None
-        if region is not None:
-            self._driver.huge_pages.forget(region)
-
     def _end_exports(self, seconds: float) -> None:
         """On return this process sends no more bytes of the tensors."""
         exported, self._exported = self._exported, None
@@ -636,6 +631,14 @@ class ShardHandle:
             exported.drain(time.monotonic() + seconds)
         self._arrived = None
         self._driver.regions.pop(self._slot, None)
+
+    def _release(self) -> None:
+        """Forget the tensors: on return no transport has a right to their memory."""
+        region, self._region = self._region, None
+        if region is not None:
+            self._driver.huge_pages.forget(region)
+            for transport in self._driver.transports.values():
+                transport.release(region)
 
     def _drop(self) -> None:
         """Others don't find anything here from now on."""

@@ -10,13 +10,13 @@ import operator
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import SupportsIndex, TypeVar
 
-from tensorhub_p2p.config import ConfigError
+from tensorhub_p2p.config import TRANSPORTS, ConfigError
 from tensorhub_p2p.runtime.addresses import dialable
-from tensorhub_p2p.runtime.driver import TRANSPORTS
 from tensorhub_p2p.transfer.copying import usable_bytes
+from tensorhub_p2p.transfer.transports.optional import rdma_devices
 
 T = TypeVar("T")
 MAX_TIMEOUT = 1e8
@@ -92,6 +92,16 @@ def check_timeout(timeout: object, what: str = "timeout") -> None:
         raise ConfigError(f"{what} = {timeout!r}: must be positive seconds, up to {MAX_TIMEOUT:g}")
 
 
+def default_transports(secret: str | None) -> tuple[str, ...]:
+    """What a peer uses that isn't told.
+
+    `nixl` and `ucx` can't encrypt, so they need a cluster without a secret; and they are
+    of use only where there is an RDMA device.
+    """
+    rdma = secret is None and bool(rdma_devices())
+    return TRANSPORTS if rdma else ("cma", "tcp")
+
+
 def resolve_options(
     cluster: str | None = None,
     seeds: Sequence[str] | None = None,
@@ -142,7 +152,7 @@ def resolve_options(
         name=pick("name", name, str, f"{socket.gethostname()}:{os.getpid()}")[:MAX_NAME],
         host=pick("host", host, str, ""),
         rack=pick("rack", rack, str, ""),
-        transports=tuple(pick("transports", transports, _listed, TRANSPORTS)),
+        transports=tuple(pick("transports", transports, _listed, ())),
         offload_limit=checked_integer(
             "offload_limit",
             pick("offload_limit", offload_limit, int, usable_bytes() // OFFLOAD_PART),
@@ -151,6 +161,8 @@ def resolve_options(
         ),
         join_timeout=pick("join_timeout", join_timeout, float, 30.0),
     )
+    if transports is None and "THUB_TRANSPORTS" not in env:
+        options = replace(options, transports=default_transports(options.secret))
     unknown = [name for name in options.transports if name not in TRANSPORTS]
     if unknown or not options.transports:
         raise ConfigError(

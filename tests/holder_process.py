@@ -7,6 +7,7 @@ import mmap
 import multiprocessing
 import os
 import signal
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,9 +16,12 @@ import numpy
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.transfer.credentials import Credentials
 from tensorhub_p2p.transfer.memory import Region
+from tensorhub_p2p.transfer.transports import nixl, ucx
 from tensorhub_p2p.transfer.transports.base import Transport
 from tensorhub_p2p.transfer.transports.cma import CmaTransport
+from tensorhub_p2p.transfer.transports.nixl import NixlTransport
 from tensorhub_p2p.transfer.transports.tcp import TcpTransport
+from tensorhub_p2p.transfer.transports.ucx import UcxTransport
 
 
 def arrays(sizes: list[int], seed: int) -> dict[str, Any]:
@@ -37,13 +41,30 @@ def blank_in_one_piece(sizes: list[int]) -> dict[str, Any]:
     return {f"t{i}": whole[e - n : e] for i, (n, e) in enumerate(zip(sizes, ends, strict=True))}
 
 
+def unmap(region: Region) -> None:
+    """Take the pages away below the tensors."""
+    iov = region.pieces(0, region.layout.num_bytes)
+    for address, length in zip(iov[0::2], iov[1::2], strict=True):
+        first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        pages = (address + length - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if pages > 0:
+            ctypes.CDLL(None).munmap(ctypes.c_void_p(first), ctypes.c_size_t(pages))
+
+
 def make_transport(name: str, secret: str | None = None) -> Transport:
     if name == "cma":
         return CmaTransport()
+    if name == "nixl":
+        return NixlTransport()
+    if name == "ucx":
+        return UcxTransport()
     return TcpTransport(credentials=Credentials.from_secret(secret) if secret else None)
 
 
 def _hold(pipe: Connection, name: str, sizes: list[int], seed: int, secret: str | None) -> None:
+    # The test's own process has tried the libraries already, which takes a second.
+    nixl.trouble = lambda _module, rdma: None
+    ucx.try_apart = lambda _module, _code, _patience: None
     transport = make_transport(name, secret)
     region = Region.of(arrays(sizes, seed))
     endpoint = transport.export(region, ChunkSet.full(region.layout.num_chunks))
@@ -52,6 +73,13 @@ def _hold(pipe: Connection, name: str, sizes: list[int], seed: int, secret: str 
         match pipe.recv():
             case "withdraw":
                 transport.withdraw(endpoint)
+            case ("drain", seconds):
+                transport.drain(endpoint, time.monotonic() + seconds)
+            case "export":
+                endpoint = transport.export(region, ChunkSet.full(region.layout.num_chunks))
+                pipe.send(endpoint)
+            case "unmap":  # as a user may, by mistake
+                unmap(region)
             case "close":
                 transport.close()
             case "unmap the middle":
@@ -88,6 +116,12 @@ class Holder:
     def tell(self, command: object) -> None:
         self._pipe.send(command)
         self._answer()
+
+    def export_again(self) -> bytes:
+        self._pipe.send("export")
+        self.endpoint = self._answer()
+        self._answer()
+        return self.endpoint
 
     def has_answered(self) -> bool:
         return self._pipe.poll()

@@ -133,6 +133,7 @@ class _Adoption(Hooks):
             own=SourceId(driver.peer_id, self.keep),
             region=self._make_memory,
             transports=driver.transports,
+            choices=driver.choices,
             config=driver.config.pull,
             inbox=self.inbox,
             send=driver.send,

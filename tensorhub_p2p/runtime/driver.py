@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from threading import Event as Flag
 from typing import Any
 
-from tensorhub_p2p.config import Config
+from tensorhub_p2p.config import Config, ConfigError
 from tensorhub_p2p.errors import StateError
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo, Publication, Slot
 from tensorhub_p2p.protocol.machine import Event
@@ -60,6 +60,7 @@ from tensorhub_p2p.runtime.monitor import Fact, LinkFact
 from tensorhub_p2p.runtime.offloading import Offloads
 from tensorhub_p2p.runtime.prefetching import Prefetches
 from tensorhub_p2p.runtime.verbs import Running, RunningVerbs, Start, Then
+from tensorhub_p2p.transfer.choosing import Choices, Facts
 from tensorhub_p2p.transfer.credentials import Credentials
 from tensorhub_p2p.transfer.huge_pages import HugePages
 from tensorhub_p2p.transfer.memory import Region
@@ -69,12 +70,20 @@ from tensorhub_p2p.transfer.transports.tcp import TcpTransport
 
 _logger = logging.getLogger(__name__)
 
-TRANSPORTS = ("cma", "tcp")
-"""All transports, in the order of preference."""
-
 UNHEARD_COUNT = 5
 UNHEARD_WITHIN = 15.0
 """So many probes, within so many seconds, unanswered by those who do send: it is warned of."""
+
+
+def check_rules(config: Config, transports: Sequence[str]) -> None:
+    """Raises ConfigError for a rule for links with a transport that the peer doesn't use."""
+    for rule in config.links:
+        foreign = [name for name in rule.transports if name not in transports]
+        if foreign:
+            raise ConfigError(
+                f"Config.links: {rule} names {', '.join(foreign)}, but this peer's transports "
+                f"are {', '.join(transports)}: name them there, too"
+            )
 
 
 class Driver:
@@ -98,6 +107,7 @@ class Driver:
         config: Config,
     ) -> None:
         self.config = config
+        check_rules(config, transports)
         self.peer_id = PeerId(secrets.token_hex(8))
         self.links = Links(
             self.peer_id,
@@ -115,6 +125,7 @@ class Driver:
         except BaseException:
             self.links.close(0)
             raise
+        self.choices = Choices(transports, config.links, self._facts, config.pull.failure_memory)
         self.info = self._describe(name, zone, host, rack)
         rng = random.Random(secrets.randbits(64))
         self.node = Node(self.info, config, rng, offload_limit=offload_limit)
@@ -193,11 +204,30 @@ class Driver:
     ) -> dict[str, Transport]:
         made: dict[str, Transport] = {}
         for name in names:
-            if name == "cma":
-                made[name] = CmaTransport(host)
-            else:
-                made[name] = self._make_tcp(bind, data_bind, secret)
+            made[name] = self._make_transport(name, bind, data_bind, secret, host)
         return made
+
+    def _make_transport(
+        self, name: str, bind: str, data_bind: str | None, secret: str | None, host: str
+    ) -> Transport:
+        """One that is not used is not imported either."""
+        silence = self.config.pull.source_timeout
+        if name == "cma":
+            return CmaTransport(host)
+        if name == "nixl":
+            from tensorhub_p2p.transfer.transports.nixl import NixlTransport
+
+            return NixlTransport(host, config=self.config.nixl, silence=silence)
+        if name == "ucx":
+            from tensorhub_p2p.transfer.transports.ucx import UcxTransport
+
+            return UcxTransport(
+                parse(data_bind or bind, 0).host,
+                sealed=secret is not None,
+                config=self.config.ucx,
+                silence=silence,
+            )
+        return self._make_tcp(bind, data_bind, secret)
 
     def _make_tcp(self, bind: str, data_bind: str | None, secret: str | None) -> TcpTransport:
         where = parse(data_bind, 0) if data_bind else parse(bind, 0)._replace(port=0)
@@ -297,6 +327,14 @@ class Driver:
         if info.host == self.info.host:
             return 0
         return 1 if info.rack and info.rack == self.info.rack else 2
+
+    def _facts(self, peer: PeerId) -> Facts:
+        """What rules for links look at."""
+        info = self._infos.get(peer)
+        if info is None:
+            return Facts()
+        label = info.host.split("/", 2)[-1]
+        return Facts(info.name, info.zone, label, self.locality(peer))
 
     def name(self, peer: PeerId) -> str:
         """A peer's name, for people; "" if it was never met."""

@@ -40,3 +40,8 @@ class Exported:
             transport.withdraw(blob)
         for transport, blob in self._by_transport.items():
             transport.drain(blob, deadline)
+
+    def release(self) -> None:
+        """After `drain`, once the memory is to be freed: no transport holds a right to it."""
+        for transport in self._by_transport:
+            transport.release(self.region)

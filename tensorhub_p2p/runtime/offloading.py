@@ -249,4 +249,5 @@ def _is_stopped(job: _Copy | None) -> bool:
 def _end(memory: HostMemory, exported: Exported) -> None:
     """Nobody reads it any more; the pages are the system's again."""
     exported.drain(time.monotonic() + DRAIN_SECONDS)
+    exported.release()
     memory.free()

@@ -291,6 +291,7 @@ class Copy(Hooks):
             own=SourceId(driver.peer_id, self.slot),
             region=self._make_memory,
             transports=driver.transports,
+            choices=driver.choices,
             config=driver.config.pull,
             inbox=self._inbox,
             send=driver.send,
@@ -320,6 +321,7 @@ class Copy(Hooks):
             except PeerClosed:
                 pass  # nobody reads any more
             self._exported.drain(time.monotonic() + DRAIN_SECONDS)
+            self._exported.release()
         if self._memory is not None:
             self._memory.free()
         self._driver.prefetches.give_back(self)

@@ -119,6 +119,7 @@ class PullRun(Hooks):
             own=SourceId(driver.peer_id, slot),
             region=region,
             transports=driver.transports,
+            choices=driver.choices,
             config=driver.config.pull,
             inbox=self._inbox,
             send=driver.send,

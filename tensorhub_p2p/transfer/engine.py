@@ -56,6 +56,7 @@ from tensorhub_p2p.protocol.pulls.pull_events import (
 from tensorhub_p2p.protocol.pulls.sources import Candidate, SourceFacts, SourceId
 from tensorhub_p2p.protocol.pulls.swarm import Swarm
 from tensorhub_p2p.protocol.shards.verbs import HoldersChanged
+from tensorhub_p2p.transfer.choosing import Choices
 from tensorhub_p2p.transfer.links import (
     Connected,
     ConnectFailed,
@@ -150,6 +151,7 @@ class ShardPull:
     `region` is that memory; or what makes it, once the publication's layout is known: a
     call that returns memory in just that layout (and `layout` is what that may well be).
     `stock` is what lies in this process's memory already, and crosses no link.
+    `choices` orders the transports for each link; without it, their own order does.
     `transports` in the order of preference;
     `send` and the inbox are thread-safe; `locate` says how far a peer is (0 same host,
     1 rack, 2 zone, 3 other); `deadline` is on `time.monotonic`.
@@ -173,9 +175,13 @@ class ShardPull:
         layout: Layout | None = None,
         stock: Stock | None = None,
         known: KnownLayouts | None = None,
+        choices: Choices | None = None,
     ) -> None:
         self.publication = publication
+        self._choices = choices
         self._region = region
+        self._every = transports
+        """Those that can't be used here, too: they are explained."""
         self._transports = {
             name: transport
             for name, transport in transports.items()
@@ -422,7 +428,7 @@ class ShardPull:
         region = self._region
         into = region.arranged(layout) if isinstance(region, Region) else region(layout)
         self._readers = Readers(
-            into, self._transports, self._config, self._deadline, self._inbox.put
+            into, self._every, self._config, self._deadline, self._inbox.put, self._choices
         )
         if self._stock is not None:
             copying = {self._stock.transport.name: self._stock.transport}

@@ -11,13 +11,12 @@ orders, as many as are its share among the threads, and reads them in that order
 is a fence: when it returns, no byte of the target is being written by this link, or will
 be; a thread that is still busy connecting ends by itself and writes nothing.
 
-Choice of transport. In our order of preference; a CannotReach at any moment, also in
-the middle of a chunk, is remembered with its reason and the next one takes over.
+Choice of transport. In the order that `Choices` has for the link; a CannotReach at any moment,
+also in the middle of a chunk, is remembered with its reason and the next one takes over.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.messages import Endpoint
 from tensorhub_p2p.protocol.pulls.sources import Fault, SourceId
+from tensorhub_p2p.transfer.choosing import Choices
 from tensorhub_p2p.transfer.digest import TimedHasher
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.transports.base import (
@@ -38,8 +38,6 @@ from tensorhub_p2p.transfer.transports.base import (
     SourceWithdrew,
     Transport,
 )
-
-_log = logging.getLogger(__name__)
 
 FAULTS: dict[type[ReadFailed], Fault] = {
     SourceGone: Fault.GONE,
@@ -115,7 +113,10 @@ class Readers:
         config: PullConfig,
         deadline: float,
         report: Callable[[Report], None],
+        choices: Choices | None = None,
     ) -> None:
+        """`choices` orders the transports; without it their own order does."""
+        self.choices = choices or Choices(tuple(transports))
         self.into = into
         self.transports = transports
         self.config = config
@@ -167,17 +168,28 @@ class Link:
     def _choices(self) -> list[tuple[str, bytes]]:
         """Transports of both sides that may work, in our order; the others are explained."""
         offered = {endpoint.transport: endpoint.blob for endpoint in self.endpoints}
-        choices = []
-        for name, transport in self._readers.transports.items():
-            if name not in offered:
-                self.rejected[name] = "the source doesn't offer it"
-                continue
-            reason = transport.unavailable() or transport.reachable(offered[name])
-            if reason is None:
+        choices, failed = [], []
+        for name in self._readers.choices.order(self.source.peer):
+            reason = self._why_unfit(name, offered)
+            if reason is not None:
+                self.rejected[name] = reason
+            elif self._readers.choices.failed_lately(self.source.peer, name) is None:
                 choices.append((name, offered[name]))
             else:
-                self.rejected[name] = reason
-        return choices
+                failed.append((name, offered[name]))
+        if choices:
+            for name, _ in failed:
+                reason = self._readers.choices.failed_lately(self.source.peer, name)
+                self.rejected[name] = f"it failed on this link lately: {reason}"
+        return choices or failed
+
+    def _why_unfit(self, name: str, offered: Mapping[str, bytes]) -> str | None:
+        transport = self._readers.transports.get(name)
+        if transport is None:
+            return "this peer doesn't use it"
+        if name not in offered:
+            return "the source doesn't offer it"
+        return transport.unavailable() or transport.reachable(offered[name])
 
     @property
     def usable(self) -> bool:
@@ -388,7 +400,8 @@ class Link:
             if self._usable and self._usable[0][0] == name:
                 self._usable.popleft()
                 self.rejected[name] = str(error)
-                _log.info("%s can't be read through %s: %s", self.source, name, error)
+                instead = self._usable[0][0] if self._usable else ""
+                self._readers.choices.failed(self.source.peer, name, str(error), instead)
 
     def _drop(self, stream: _Stream) -> None:
         reader, stream.reader, stream.told = stream.reader, None, 0

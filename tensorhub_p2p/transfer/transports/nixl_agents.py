@@ -36,8 +36,8 @@ from typing import Any
 from tensorhub_p2p.transfer.memory import Extents, Region
 from tensorhub_p2p.transfer.transports.optional import installed, try_apart
 
-MODULES = ("nixl_cu12", "nixl_cu13", "nixl")
-"""The same API for CUDA 12, for CUDA 13, and what picks one of the two."""
+MODULES = ("nixl", "nixl_cu12", "nixl_cu13")
+"""What picks the one that fits this machine's CUDA, and the two by themselves."""
 TRY_SECONDS = 20.0
 """What the library may take to start, in a process of its own."""
 _TRY = """
