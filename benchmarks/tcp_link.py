@@ -8,7 +8,7 @@ without a limit), so that all bytes cross a network device, `loopback` between t
 one host. Both ends have two streams, whoever measures. In each round the source writes new
 bytes before each measurement, all kinds take turns at being first, and ratios are taken within
 the round; reported are medians of the ratios. The memory of bare sockets is of the same
-allocator and size as what is pulled, and touched before.
+allocator, size and pages (huge ones) as what is pulled, and touched before.
 
 - ours, the whole call: `replicate` as its caller sees it, every chunk verified; and while bytes
   move, the same without finding a source and announcing.
@@ -58,6 +58,15 @@ def iperf3(source: Host, target: Host, size: int) -> float:
     if "error" in told:
         raise RuntimeError(f"iperf3: {told['error']}")
     return size / (told["end"]["sum_received"]["bits_per_second"] / 8)
+
+
+def pair_of(source: Remote, target: Remote, size: int) -> Pair:
+    """What is pulled, and bare memory of the same kind: huge pages where ours has them."""
+    pair = Pair(source, target, size)
+    for worker in (source, target):
+        worker.bare_huge_pages()
+        worker.wait_for_huge_pages()
+    return pair
 
 
 @contextmanager
@@ -124,7 +133,7 @@ def figures(seen: Rounds, size: int, name: str, against: dict[str, float | None]
 def plain(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
     """Between two hosts, in the clear."""
     with between_two_hosts(transports=["tcp"], insecure=True) as (bed, source, target):
-        pair = Pair(source, target, options.size)
+        pair = pair_of(source, target, options.size)
         source_at = bed[0].address
         target.bare_target(source.bare_source(source_at), source_at)
         others: dict[str, Callable[[], float]] = {"bare sockets": lambda: bare_streams(pair)}
@@ -141,7 +150,7 @@ def plain(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
 def tls(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
     """Between two hosts, in TLS 1.3."""
     with between_two_hosts(transports=["tcp"], secret=SECRET) as (bed, source, target):
-        pair = Pair(source, target, options.size)
+        pair = pair_of(source, target, options.size)
         source_at = bed[0].address
         target.bare_target(source.bare_source(source_at, SECRET), source_at, SECRET)
         others = {"bare TLS": lambda: bare_streams(pair)}
@@ -162,7 +171,7 @@ def loopback(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
             while workers[1].members() < len(workers):
                 time.sleep(0.02)
             source, target = workers
-            pair = Pair(source, target, options.size)
+            pair = pair_of(source, target, options.size)
             target.bare_target(source.bare_source())
             others = {"bare sockets": lambda: bare_streams(pair)}
             seen = rounds_of(pair, options.rounds, others)

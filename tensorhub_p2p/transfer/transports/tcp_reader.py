@@ -91,11 +91,9 @@ class TcpReader(Reader):
     def read(self, start: int, length: int, into: Region, deadline: float, hasher: Hasher) -> None:
         with self._reading():
             self._arm(deadline)
-            if not self._asked:
-                self._ask([(start, length)])
-            elif self._asked[0] != (start, length):
+            if self._asked and self._asked[0] != (start, length):
                 raise RuntimeError("ranges must be read in the order in which they were asked for")
-            self._ask_ahead()
+            self._ask([] if self._asked else [(start, length)])
             self._take_header(length)
             self._take(start, start + length, into, deadline, hasher)
 
@@ -105,7 +103,7 @@ class TcpReader(Reader):
             step = min(STEP_BYTES, end - start)
             self._step(into.pieces(start, step), step, deadline, hasher)
             start += step
-            self._ask_ahead()
+            self._ask([])
 
     def _step(self, iov: array[int], length: int, deadline: float, hasher: Hasher) -> None:
         """Take the next `length` bytes into these pieces."""
@@ -135,21 +133,17 @@ class TcpReader(Reader):
 
     # --- asking --------------------------------------------------------------------------
 
-    def _ask_ahead(self) -> None:
-        """Ask for what will be read next, as far as that is known."""
-        more: list[tuple[int, int]] = []
-        while len(self._asked) + len(more) < MAX_ASKED:
+    def _ask(self, ranges: list[tuple[int, int]]) -> None:
+        """Ask for these ranges, and at once for what is known to be read next."""
+        while len(self._asked) + len(ranges) < MAX_ASKED:
             following = self.ahead()
             if following is None:
                 break
-            more.append(following)
-        if more:
-            self._ask(more)
-
-    def _ask(self, ranges: list[tuple[int, int]]) -> None:
-        self._asked.extend(ranges)
-        requests = (REQUEST.pack(MAGIC, self._export, *each) for each in ranges)
-        self._connection.sendall(b"".join(requests))
+            ranges.append(following)
+        if ranges:
+            self._asked.extend(ranges)
+            requests = (REQUEST.pack(MAGIC, self._export, *each) for each in ranges)
+            self._connection.sendall(b"".join(requests))
 
     def _take_header(self, length: int) -> None:
         """The header of the next answer, which must be for `length` bytes."""
