@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import socket
+import ssl
 import threading
 import time
 from itertools import pairwise
@@ -76,18 +77,30 @@ def _parts(address: int, length: int) -> list[memoryview]:
 
 
 class StreamSource:
-    """Sends its memory over `STREAMS` connections each time it is asked to."""
+    """Sends its memory over `STREAMS` connections each time it is asked to.
 
-    def __init__(self, address: int, length: int) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    `tls` wraps them in TLS, by Python's ssl.
+    """
+
+    def __init__(
+        self,
+        address: int,
+        length: int,
+        host: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
         self._parts = _parts(address, length)
+        self._tls = tls
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         for part in self._parts:
             connection, _ = self._listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
             threading.Thread(target=self._serve, args=(connection, part), daemon=True).start()
 
     def _serve(self, connection: socket.socket, part: memoryview) -> None:
@@ -98,9 +111,19 @@ class StreamSource:
 class StreamTarget:
     """Receives into its memory, over connections that are made beforehand."""
 
-    def __init__(self, port: int, address: int, length: int) -> None:
+    def __init__(
+        self,
+        port: int,
+        address: int,
+        length: int,
+        host: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._parts = _parts(address, length)
-        self._connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(STREAMS)]
+        self._connections = []
+        for _ in self._parts:
+            connection = socket.create_connection((host, port))
+            self._connections.append(tls.wrap_socket(connection) if tls else connection)
 
     def receive(self) -> float:
         """All of it, once; returns the seconds."""

@@ -21,6 +21,8 @@ from typing import Any
 
 import bare
 
+from tensorhub_p2p.transfer.credentials import Credentials
+
 PAGE_BYTES = 4096
 
 
@@ -337,13 +339,20 @@ class Worker:
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return {"seconds": seconds, "cpu": cpu}
 
-    def bare_source(self) -> int:
-        """Serve the bare memory over plain sockets; returns the port."""
-        self._source = bare.StreamSource(self._bare.data_ptr(), self._bare.nbytes)
+    def bare_source(self, host: str = "127.0.0.1", secret: str = "") -> int:
+        """Serve the bare memory over bare sockets; returns the port.
+
+        With a secret in TLS, with the certificate and the settings that we use ourselves.
+        """
+        tls = Credentials.from_secret(secret).server_context() if secret else None
+        memory = self._bare.data_ptr(), self._bare.nbytes
+        self._source = bare.StreamSource(*memory, host, tls)
         return self._source.port
 
-    def bare_target(self, port: int) -> None:
-        self._target = bare.StreamTarget(port, self._bare.data_ptr(), self._bare.nbytes)
+    def bare_target(self, port: int, host: str = "127.0.0.1", secret: str = "") -> None:
+        tls = Credentials.from_secret(secret).client_context() if secret else None
+        memory = self._bare.data_ptr(), self._bare.nbytes
+        self._target = bare.StreamTarget(port, *memory, host, tls)
 
     def bare_receive(self) -> dict[str, float]:
         assert self._target is not None

@@ -86,9 +86,9 @@ def _hold(pipe: Connection, name: str, sizes: list[int], seed: int, secret: str 
                 at = region.pieces(region.layout.num_bytes // 2, 1)[0]
                 unmap = ctypes.CDLL(None).munmap
                 assert not unmap(ctypes.c_void_p(at & -mmap.PAGESIZE), ctypes.c_size_t(1))
-            case ("hold the GIL", count):
+            case ("hold the GIL", seconds):
                 pipe.send("holding")
-                sum(range(count))  # one call into C
+                ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # a PyDLL keeps the GIL
             case "end":
                 return
         pipe.send("done")

@@ -7,8 +7,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, nullcontext
 
 import numpy
 import pytest
@@ -54,8 +54,13 @@ def credentials(secret: str | None) -> Credentials | None:
 
 
 def read_all(reader: Reader, into: Region) -> list[bytes]:
+    return read_chunks(reader, into, range(into.layout.num_chunks))
+
+
+def read_chunks(reader: Reader, into: Region, chunks: Iterable[int]) -> list[bytes]:
+    """Returns their digests."""
     digests = []
-    for chunk in range(into.layout.num_chunks):
+    for chunk in chunks:
         hasher = ChunkHasher()
         reader.read(*into.layout.chunk_range(chunk), into, soon(), hasher)
         digests.append(hasher.digest())
@@ -171,18 +176,144 @@ def test_another_process_is_read_by_several_streams_at_once(secret: str) -> None
 
 
 @pytest.mark.processes
-def test_a_holder_whose_gil_is_held_goes_on_sending() -> None:
-    size = 24 * MiB  # more than the socket's buffers take
-    with Holder("tcp", [size]) as holder:
-        address = tcp_wire.decode(holder.endpoint).addresses[0]
-        with socket.create_connection(split_address(address), timeout=WAIT) as connection:
-            ask(connection, holder.endpoint, 0, size)
-            assert connection.recv(tcp_wire.ANSWER.size, socket.MSG_WAITALL)
-            holder.tell(("hold the GIL", 100_000_000))
-            left = size
-            while left:
-                left -= len(connection.recv(MiB))
-            assert not holder.has_answered(), "the GIL was free before all bytes had come"
+def test_a_holder_whose_gil_is_held_goes_on_sending_all_that_was_asked_for() -> None:
+    sizes = [24 * MiB]  # more than the sockets' buffers take
+    puller = TcpTransport(silence=WAIT)
+    with Holder("tcp", sizes) as holder:
+        target = blank(sizes)
+        into = Region.of(target)
+        reader = puller.connect(holder.endpoint, soon())
+        chunks = list(range(into.layout.num_chunks))
+        ask_ahead(reader, into, chunks[1:])
+        began = time.monotonic()
+        reader.read(*into.layout.chunk_range(0), into, soon(), ChunkHasher())
+        # By now its thread is in the system call that sends the rest, or will never be.
+        holder.tell(("hold the GIL", 3.0))
+        read_chunks(reader, into, chunks[1:])
+        assert not holder.has_answered(), "the GIL was free before all bytes had come"
+        assert time.monotonic() - began < WAIT
+    expected = arrays(sizes, 1)
+    assert all(numpy.array_equal(target[n], expected[n]) for n in target)
+    puller.close()
+
+
+# --- asking ahead ------------------------------------------------------------------------
+
+
+def ask_ahead(reader: Reader, into: Region, chunks: list[int]) -> None:
+    """Let the reader know that these are read next, in this order."""
+    left = iter(chunks)
+
+    def following() -> tuple[int, int] | None:
+        chunk = next(left, None)
+        return None if chunk is None else into.layout.chunk_range(chunk)
+
+    reader.ahead = following  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("shape", ["one flat tensor", "thousands of small ones"])
+def test_ranges_that_are_asked_for_ahead_come_in_their_order(shape: str, secret: str) -> None:
+    sizes = SHAPES[shape] * 2
+    with Pair(sizes, SECRETS[secret]) as pair:
+        target = blank(sizes)
+        into = Region.of(target)
+        order = list(range(into.layout.num_chunks))[::-1]
+        reader = pair.connect()
+        ask_ahead(reader, into, order[1:])
+        digests = read_chunks(reader, into, order)
+        assert digests == [digest(into, chunk, Scratch()) for chunk in order]
+        assert all(numpy.array_equal(target[n], pair.expected[n]) for n in target)
+
+
+def test_the_next_range_is_on_its_way_before_the_present_one_has_come() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        puller = TcpTransport(silence=WAIT)
+        endpoint = fake_endpoint(server)
+        asked: list[tuple[int, int]] = []
+
+        def serve() -> None:
+            with server.accept()[0] as connection:
+                for expected in (1, 2, 1):  # the first byte comes once all three are asked for
+                    for _ in range(expected):
+                        request = connection.recv(tcp_wire.REQUEST.size, socket.MSG_WAITALL)
+                        asked.append(tcp_wire.REQUEST.unpack(request)[2:])
+                        if len(asked) == 1:
+                            connection.sendall(tcp_wire.ANSWER.pack(tcp_wire.MAGIC, 0, 0))
+                for _start, length in asked[1:]:
+                    header = tcp_wire.ANSWER.pack(tcp_wire.MAGIC, 0, length)
+                    connection.sendall(header + bytes(length))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        into = Region.of(blank([3 * MiB]))
+        reader = puller.connect(endpoint, soon())
+        ask_ahead(reader, into, [1, 2])
+        read_all(reader, into)
+        thread.join()
+        assert asked == [(0, 0), (0, MiB), (MiB, MiB), (2 * MiB, MiB)]
+        puller.close()
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_refusal_among_ranges_asked_for_ahead_costs_only_its_own(secret: str) -> None:
+    sizes = [4 * MiB]
+    with Pair(sizes, SECRETS[secret]) as pair:
+        pair.allowed.bits = 0b1101
+        target = blank(sizes)
+        into = Region.of(target)
+        reader = pair.connect()
+        ask_ahead(reader, into, [1, 2, 3])
+        for chunk in range(4):
+            expected = pytest.raises(SourceWithdrew) if chunk == 1 else nullcontext()
+            with expected:
+                reader.read(*into.layout.chunk_range(chunk), into, soon(), ChunkHasher())
+        got, due = target["t0"], pair.expected["t0"]
+        for chunk in (0, 2, 3):
+            part = slice(chunk * MiB, (chunk + 1) * MiB)
+            assert numpy.array_equal(got[part], due[part])
+        assert not got[MiB : 2 * MiB].any()
+
+
+def test_what_was_asked_for_must_be_read_next() -> None:
+    with Pair([3 * MiB]) as pair:
+        into = Region.of(blank([3 * MiB]))
+        reader = pair.connect()
+        ask_ahead(reader, into, [1])
+        reader.read(0, MiB, into, soon(), ChunkHasher())
+        with pytest.raises(RuntimeError, match="order"):
+            reader.read(2 * MiB, MiB, into, soon(), ChunkHasher())
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_drain_cuts_off_all_that_was_asked_for_ahead(secret: str) -> None:
+    sizes = [32 * MiB]
+    with Pair(sizes, SECRETS[secret]) as pair:
+        into = Region.of(blank(sizes))
+        reader = pair.connect()
+        ask_ahead(reader, into, list(range(1, 32)))
+        reader.read(0, MiB, into, soon(), ChunkHasher())  # the rest is being sent, unread
+        pair.holder.drain(pair.endpoint, time.monotonic() + 0.05)
+        assert not pair.holder._exports._exports
+        with pytest.raises(ReadFailed):
+            read_chunks(reader, into, range(1, 32))
+        reader.close()
+        eventually(lambda: pair.connections == 0)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_puller_that_leaves_what_it_asked_for_wedges_nobody(secret: str) -> None:
+    sizes = [32 * MiB]
+    with Pair(sizes, SECRETS[secret]) as pair:
+        into = Region.of(blank(sizes))
+        for _ in range(3):
+            reader = pair.connect()
+            ask_ahead(reader, into, list(range(1, 32)))
+            reader.read(0, MiB, into, soon(), ChunkHasher())
+            reader.close()
+        eventually(lambda: pair.connections == 0)
+        pair.check()
+        pair.holder.drain(pair.endpoint, soon())
 
 
 # --- what is served ----------------------------------------------------------------------

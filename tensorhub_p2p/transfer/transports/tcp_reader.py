@@ -6,8 +6,7 @@ It trusts the other end with nothing but the bytes, which the digest judges.
 Theory. A range is asked for before the one in front of it has arrived (`Reader.ahead` names it),
 so that the holder always has something to send and hears of much at a time. Bytes are received
 straight into the tensors in steps that fit the processor's cache, and hashed while they are
-there; the kernel wakes the thread when a whole step has come, not for every packet
-(SO_RCVLOWAT, and MSG_WAITALL). Tiny tensors go through a scratch buffer.
+there, a system call for a step (MSG_WAITALL). Tiny tensors go through a scratch buffer.
 
 Who waits for whom. A stream that brings no byte for `silence` seconds is given up. A holder that
 refuses a range says so in that range's place; what was asked for behind it still comes.
@@ -74,8 +73,6 @@ class TcpReader(Reader):
         """Ranges whose answers are still to come, in their order."""
         self._armed = -1.0
         """Seconds that the kernel waits in each call."""
-        self._wakes_at = 1
-        """Bytes that must have come until the kernel wakes the thread."""
         self._scratch: Scratch | None = None
         self._lock = threading.Lock()
         self._busy = False
@@ -94,26 +91,19 @@ class TcpReader(Reader):
     def read(self, start: int, length: int, into: Region, deadline: float, hasher: Hasher) -> None:
         with self._reading():
             self._arm(deadline)
-            if not self._asked:
-                self._ask([(start, length)])
-            elif self._asked[0] != (start, length):
+            if self._asked and self._asked[0] != (start, length):
                 raise RuntimeError("ranges must be read in the order in which they were asked for")
-            self._ask_ahead()
+            self._ask([] if self._asked else [(start, length)])
             self._take_header(length)
             self._take(start, start + length, into, deadline, hasher)
 
     def _take(self, start: int, end: int, into: Region, deadline: float, hasher: Hasher) -> None:
         """Receive [start, end) step by step."""
-        if end - start > STEP_BYTES:
-            self._wake_at(STEP_BYTES)
         while start < end:
             step = min(STEP_BYTES, end - start)
-            if step < STEP_BYTES:
-                self._wake_at(1)
             self._step(into.pieces(start, step), step, deadline, hasher)
             start += step
-            self._ask_ahead()
-        self._wake_at(1)
+            self._ask([])
 
     def _step(self, iov: array[int], length: int, deadline: float, hasher: Hasher) -> None:
         """Take the next `length` bytes into these pieces."""
@@ -143,21 +133,17 @@ class TcpReader(Reader):
 
     # --- asking --------------------------------------------------------------------------
 
-    def _ask_ahead(self) -> None:
-        """Ask for what will be read next, as far as that is known."""
-        more: list[tuple[int, int]] = []
-        while len(self._asked) + len(more) < MAX_ASKED:
+    def _ask(self, ranges: list[tuple[int, int]]) -> None:
+        """Ask for these ranges, and at once for what is known to be read next."""
+        while len(self._asked) + len(ranges) < MAX_ASKED:
             following = self.ahead()
             if following is None:
                 break
-            more.append(following)
-        if more:
-            self._ask(more)
-
-    def _ask(self, ranges: list[tuple[int, int]]) -> None:
-        self._asked.extend(ranges)
-        requests = (REQUEST.pack(MAGIC, self._export, *each) for each in ranges)
-        self._connection.sendall(b"".join(requests))
+            ranges.append(following)
+        if ranges:
+            self._asked.extend(ranges)
+            requests = (REQUEST.pack(MAGIC, self._export, *each) for each in ranges)
+            self._connection.sendall(b"".join(requests))
 
     def _take_header(self, length: int) -> None:
         """The header of the next answer, which must be for `length` bytes."""
@@ -221,12 +207,6 @@ class TcpReader(Reader):
         self._connection.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._connection.setsockopt(socket.SOL_SOCKET, option, timeval(limit))
-
-    def _wake_at(self, num_bytes: int) -> None:
-        """Sleep until so many bytes have come: they must be due."""
-        if not self._tls and num_bytes != self._wakes_at:
-            self._wakes_at = num_bytes
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def close(self) -> None:
         with self._lock:
