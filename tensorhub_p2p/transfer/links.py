@@ -416,7 +416,8 @@ class Link:
         finally:
             with self._changed:
                 self._writing -= 1
-                self._changed.notify_all()
+                if self._closed:  # `close` waits; else idle threads would wake for nothing
+                    self._changed.notify_all()
         if hasher.digest() == digest:
             seconds = time.monotonic() - began
             self._readers.report(
