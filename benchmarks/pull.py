@@ -22,6 +22,8 @@ from typing import Any
 import machine
 from worker import Cluster, Remote
 
+from tensorhub_p2p.config import Config, MemoryConfig
+
 MIB = 1 << 20
 PUBLISHES = 40
 LATENCY_SAMPLES = 200
@@ -163,8 +165,9 @@ def against_bare(
 
 
 def cma(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
-    """Memory of another process on this machine."""
-    with Cluster(2, transports=["cma"]) as (source, target):
+    """Memory of another process on this machine, as the allocator gave it (small pages)."""
+    config = Config(memory=MemoryConfig(huge_pages=False))
+    with Cluster(2, config=config, transports=["cma"]) as (source, target):
         pair = Pair(source, target, options.size)
         memory = pair.first_pull()
         seen = against_bare(

@@ -2,9 +2,8 @@
 
     python benchmarks/report.py
 
-Nothing in those tables is typed by hand: it is what the last runs of pull.py, membership.py,
-membership_processes.py, control_plane.py, pace.py, publish_storm.py, single_link.py, stall.py
-and elastic.py saved.
+Nothing in those tables is typed by hand: it is what the last runs of the benchmarks (membership.py,
+pull.py and the others) saved.
 """
 
 from __future__ import annotations
@@ -33,23 +32,28 @@ def table(columns: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def row(figure: dict[str, Any]) -> list[str]:
-    rates = ["" if figure[side] is None else f"{figure[side]:.2f}" for side in ("bare", "ours")]
+    speeds = ["" if figure[side] is None else f"{figure[side]:.2f}" for side in ("bare", "ours")]
     target = "" if figure["target"] is None else f"{figure['target'][0]} {figure['target'][1]:g}"
     met = "" if figure["target"] is None else ("yes" if figure["met"] else "**no**")
     value = f"{figure['value']:.3g} {figure['unit']}"
     what = figure["what"] + (f" ({figure['detail']})" if figure["detail"] else "")
-    return [what, *rates, value, target, met]
+    return [what, *speeds, value, target, met]
 
 
-def pulls(saved: dict[str, Any]) -> list[str]:
-    lines = []
-    for name, case in saved.items():
-        columns = ["what", "bare, GB/s", "ours, GB/s", "result", "target", "met"]
-        lines += [
-            f"\n`python benchmarks/pull.py --only {name}`, {case['rounds']} rounds. "
-            f"{facts(case)}.\n",
-            *table(columns, [row(figure) for figure in case["figures"]]),
-        ]
+def rates(command: str) -> Callable[[dict[str, Any]], list[str]]:
+    """A table for each case of a command that compares rates."""
+
+    def lines(saved: dict[str, Any]) -> list[str]:
+        found = []
+        for name, case in saved.items():
+            columns = ["what", "bare, GB/s", "ours, GB/s", "result", "target", "met"]
+            found += [
+                f"\n`python benchmarks/{command}.py --only {name}`, {case['rounds']} rounds. "
+                f"{facts(case)}.\n",
+                *table(columns, [row(figure) for figure in case["figures"]]),
+            ]
+        return found
+
     return lines
 
 
@@ -103,6 +107,27 @@ def experiment(saved: dict[str, Any]) -> list[str]:
             *table(columns, [plain(figure) for figure in case["figures"]]),
         ]
     return lines
+
+
+# --- version after version ----------------------------------------------------------------
+
+
+def many_versions(saved: dict[str, Any]) -> list[str]:
+    """What each side held after the warm-up and at the end."""
+    rows = []
+    for name, case in saved.items():
+        for side, after in case["after"].items():
+            before = case["before"][side]
+            memory = [f"{held['memory'] / 2**20:.0f}" for held in (before, after)]
+            counts = [f"{before[k]} → {after[k]}" for k in ("descriptors", "threads", "exports")]
+            rows.append([name, side, str(case["versions"]), " → ".join(memory), *counts])
+    columns = ["transport", "side", "versions", "memory, MiB", "descriptors", "threads", "exports"]
+    case = next(iter(saved.values()))
+    return [
+        f"\n`python benchmarks/many_versions.py`: of {case['size_bytes'] >> 20} MiB each, after "
+        f"{case['warm_up']} versions and at the end. {facts(case)}.\n",
+        *table(columns, rows),
+    ]
 
 
 # --- membership, simulated ----------------------------------------------------------------
@@ -220,7 +245,11 @@ def shown(value: Any) -> str:
 # --- the page -----------------------------------------------------------------------------
 
 PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {
-    "figures": ("pull", pulls),
+    "same host": ("same_host", rates("same_host")),
+    "small tensors": ("small_tensors", rates("small_tensors")),
+    "trainer": ("trainer_slowdown", rates("trainer_slowdown")),
+    "versions": ("many_versions", many_versions),
+    "figures": ("pull", rates("pull")),
     "membership": ("membership", simulated),
     "membership of processes": ("membership_processes", processes),
     "control plane": ("control_plane", control_plane),

@@ -84,8 +84,8 @@ def _hold(pipe: Connection, name: str, sizes: list[int], seed: int, secret: str 
                 transport.close()
             case "unmap the middle":
                 at = region.pieces(region.layout.num_bytes // 2, 1)[0]
-                unmap = ctypes.CDLL(None).munmap
-                assert not unmap(ctypes.c_void_p(at & -mmap.PAGESIZE), ctypes.c_size_t(1))
+                munmap = ctypes.CDLL(None).munmap
+                assert not munmap(ctypes.c_void_p(at & -mmap.PAGESIZE), ctypes.c_size_t(1))
             case ("hold the GIL", seconds):
                 pipe.send("holding")
                 ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # a PyDLL keeps the GIL

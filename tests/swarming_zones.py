@@ -405,9 +405,11 @@ class World:
 
         patience = self.config.source_timeout + length / self.config.slowest_rate
         patience = 0.01 if source.killed else patience
-        failed = lambda: (
-            peer.swarm and peer.swarm.failed(self.now, event.source, event.chunk, Fault.SILENT)
-        )
+
+        def failed() -> None:
+            if peer.swarm:
+                peer.swarm.failed(self.now, event.source, event.chunk, Fault.SILENT)
+
         self.later(patience, lambda: self._at(peer, failed))
         if source.zone == peer.zone:
             self.later(self._near_seconds, landed)

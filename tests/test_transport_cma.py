@@ -114,6 +114,17 @@ def test_a_stopped_process_can_still_be_read(transport: CmaTransport) -> None:
 
 
 @pytest.mark.processes
+def test_a_process_whose_gil_is_held_goes_on_being_read(transport: CmaTransport) -> None:
+    with Holder("cma", [MiB]) as holder:
+        reader = transport.connect(holder.endpoint, soon())
+        holder.tell(("hold the GIL", 50_000_000))
+        for _ in range(3):
+            read_all(reader, Region.of(blank([MiB])))
+        read_all(transport.connect(holder.endpoint, soon()), Region.of(blank([MiB])))
+        assert not holder.has_answered(), "it held the GIL too shortly to show anything"
+
+
+@pytest.mark.processes
 def test_a_killed_process_is_gone(transport: CmaTransport) -> None:
     with Holder("cma", [MiB]) as holder:
         reader = transport.connect(holder.endpoint, soon())

@@ -27,6 +27,7 @@ from rich.table import Table
 import tensorhub_p2p as th
 from tensorhub_p2p.cli import joining
 from tensorhub_p2p.config import TRANSPORTS
+from tensorhub_p2p.transfer import huge_pages
 from tensorhub_p2p.transfer.transports.base import Transport
 from tensorhub_p2p.transfer.transports.cma import CmaTransport
 from tensorhub_p2p.transfer.transports.nixl import NixlTransport
@@ -168,7 +169,7 @@ def _machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "rdma_devices": rdma_devices(),
         "ptrace_scope": _first_line("/proc/sys/kernel/yama/ptrace_scope"),
-        "huge_pages": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "huge_pages": huge_pages.unavailable() or "asked for behind large tensors",
         "locked_memory_bytes": _locked_memory(),
         "shm_bytes": _size_of("/dev/shm"),
     }
@@ -205,7 +206,7 @@ def _advice(machine: dict[str, object], findings: list[Finding]) -> Iterator[str
             f"{machine['ptrace_scope']}): set kernel.yama.ptrace_scope to 0 or 1; in a container, "
             "allow process_vm_readv (--cap-add SYS_PTRACE) and share the pid namespace"
         )
-    if "[never]" in str(machine["huge_pages"]):
+    if "switched off" in str(machine["huge_pages"]):
         yield (
             "huge pages are off, which makes reads of large tensors slower: write madvise to "
             "/sys/kernel/mm/transparent_hugepage/enabled"

@@ -429,7 +429,7 @@ class Link:
         finally:
             with self._changed:
                 self._writing -= 1
-                self._changed.notify_all()
+                self._wake_closer()
         if hasher.digest() == digest:
             seconds = time.monotonic() - began
             self._readers.report(
@@ -438,6 +438,11 @@ class Link:
         else:
             why = f"through {transport}"
             self._readers.report(ReadFault(self.source, chunk, Fault.MISMATCH, why))
+
+    def _wake_closer(self) -> None:
+        """`close` may wait for readers; idle threads would wake for nothing."""
+        if self._closed:
+            self._changed.notify_all()
 
 
 def _fault(error: ReadFailed) -> Fault:
