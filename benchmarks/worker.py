@@ -7,6 +7,7 @@ worker uses the library as a user does; the two looks inside are marked.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import resource
@@ -259,14 +260,19 @@ def _reset_peak() -> None:
 
 
 class Remote:
-    """A worker process. Its methods are those of `Worker`; `begin` doesn't wait."""
+    """A worker process. Its methods are those of `Worker`; `begin` doesn't wait.
 
-    def __init__(self, name: str, seeds: list[str], options: dict[str, Any]) -> None:
+    `namespace`: the network namespace that it lives in (a testbed's host), "" for ours.
+    """
+
+    def __init__(
+        self, name: str, seeds: list[str], options: dict[str, Any], namespace: str = ""
+    ) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.name = name
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(
-            target=_work, args=(theirs, name, seeds, options), daemon=True
+            target=_work, args=(theirs, name, seeds, options, namespace), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -291,6 +297,11 @@ class Remote:
 
         return run
 
+    def kill(self) -> None:
+        """End the process as a crash does."""
+        self._process.kill()
+        self._process.join()
+
     def end(self) -> None:
         """Close the peer and end the process."""
         if self._process.is_alive():
@@ -300,7 +311,9 @@ class Remote:
             self._process.kill()
 
 
-def _work(pipe: Any, name: str, seeds: list[str], options: dict[str, Any]) -> None:
+def _work(pipe: Any, name: str, seeds: list[str], options: dict[str, Any], namespace: str) -> None:
+    if namespace:
+        _enter(namespace)
     worker = Worker(name, seeds, options)
     while True:
         command, arguments = pipe.recv()
@@ -311,6 +324,13 @@ def _work(pipe: Any, name: str, seeds: list[str], options: dict[str, Any]) -> No
         pipe.send(answer)
         if command == "close":
             return
+
+
+def _enter(namespace: str) -> None:
+    """Go on in this network namespace: before any thread is started."""
+    with open(f"/run/netns/{namespace}", "rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"can't enter {namespace}")
 
 
 class Cluster:

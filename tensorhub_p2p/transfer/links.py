@@ -135,6 +135,10 @@ class Link:
         self._readers = readers
         self._changed = threading.Condition()
         self._orders: deque[Order] = deque()
+        self._under_way: dict[int, Reader | None] = {}
+        """Chunks in the threads' hands, with the reader once there is one."""
+        self._taken_back: set[int] = set()
+        """Of these, those that are to be broken off."""
         self._open: dict[Reader, str] = {}
         """Readers in the threads' hands, with their transport."""
         self._threads = 0
@@ -209,6 +213,20 @@ class Link:
             self._readers.threads += grow
         return grow
 
+    def take_back(self, chunk: int) -> None:
+        """Break this read off; a `Landed` may come all the same, if it was done before."""
+        with self._changed:
+            order = next((o for o in self._orders if o.chunk == chunk), None)
+            if order is not None:
+                self._orders.remove(order)
+            elif chunk in self._under_way:
+                self._taken_back.add(chunk)
+                reader = self._under_way[chunk]
+                if reader is not None:
+                    reader.close()
+        if order is not None:
+            self._give_back(order, Fault.GIVEN_UP, "it was not begun")
+
     def abort(self) -> None:
         """Read no more here: reads under way are broken off, and reported as failed."""
         with self._changed:
@@ -242,7 +260,9 @@ class Link:
                     reader = self._do(order, reader)
                 except ReadFailed as error:
                     reader = None
-                    self._give_back(order, _fault(error), str(error))
+                    given_up = self._settle(order)
+                    fault = Fault.GIVEN_UP if given_up else _fault(error)
+                    self._give_back(order, fault, str(error))
         except BaseException as error:  # noqa: BLE001  the pull's own thread raises it
             self._readers.report(Crashed(error))
         finally:
@@ -258,24 +278,44 @@ class Link:
             self._idle += 1
             self._changed.wait_for(lambda: self._orders or self._closed)
             self._idle -= 1
-            return self._orders.popleft() if self._orders else None
+            if not self._orders:
+                return None
+            order = self._orders.popleft()
+            self._under_way[order.chunk] = None
+            return order
 
-    def _do(self, order: Order, reader: Reader | None) -> Reader:
-        """Carry out one order, falling back from transport to transport."""
+    def _settle(self, order: Order) -> bool:
+        """The order is done, or failed; whether it was taken back."""
+        with self._changed:
+            self._under_way.pop(order.chunk, None)
+            given_up = order.chunk in self._taken_back
+            self._taken_back.discard(order.chunk)
+            return given_up
+
+    def _do(self, order: Order, reader: Reader | None) -> Reader | None:
+        """Carry out one order, falling back from transport to transport; the reader to go on with."""
         while True:
             reader = reader or self._connect()
             if order.digest is None:
+                self._settle(order)
                 self._readers.report(Connected(self.source))
                 return reader
             try:
                 self._read(order.chunk, order.digest, reader)
-                return reader
             except CannotReach as error:
+                if order.chunk in self._taken_back:  # closing it is no fault of the transport
+                    self._drop(reader)
+                    raise SourceGone("the chunk was taken back") from error
                 self._reject(reader, error)
                 reader = None
             except BaseException:
                 self._drop(reader)
                 raise
+            else:
+                if not self._settle(order):
+                    return reader
+                self._drop(reader)  # it was closed when all had come
+                return None
 
     def _connect(self) -> Reader:
         """A reader of the best transport that connects; CannotReach if there is none."""
@@ -336,6 +376,9 @@ class Link:
         with self._changed:
             if self._closed:
                 raise SourceGone("the link is closed")
+            if chunk in self._taken_back:
+                raise SourceGone("the chunk was taken back")
+            self._under_way[chunk] = reader
             self._writing += 1
         try:
             reader.read(start, length, into, deadline, hasher)

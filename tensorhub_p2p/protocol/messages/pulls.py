@@ -63,6 +63,8 @@ class PullUpdate(Message, frozen=True):
     slot: Slot
     have: bytes
     digests: tuple[tuple[Count, bytes], ...] = ()
+    others: tuple[tuple[PeerId, Slot], ...] | None = None
+    """Whom the holder serves besides; None if that hasn't changed."""
 
 
 class PullProgress(Message, frozen=True):

@@ -61,6 +61,7 @@ from tensorhub_p2p.protocol.pulls.pull_events import (
     SourceFound,
     SourceLost,
 )
+from tensorhub_p2p.protocol.pulls.sharing import Sharing
 from tensorhub_p2p.protocol.pulls.source_table import SourceTable
 from tensorhub_p2p.protocol.pulls.sources import (
     ACTIVE,
@@ -117,7 +118,8 @@ class Swarm:
             rng,
             outbox,
         )
-        self._dispatch = Dispatch(sources, ledger, config, rng, outbox)
+        self._sharing = Sharing(own, sources, ledger, config)
+        self._dispatch = Dispatch(sources, ledger, config, rng, outbox, self._sharing)
         self._drought = Drought(agreement, sources, ledger, config, rng)
         self._begun = False
         self._weighed = 0
@@ -197,8 +199,10 @@ class Swarm:
             return
         at, asked = origin
         at.delivered(now, self.layout.chunk_range(chunk)[1], asked)
+        self._sharing.moved(now)
         if self._ledger.hold(chunk, digest) and not self.done:
-            self._outbox.emit(ChunkHeld(chunk, digest))
+            known_to = frozenset() if at.spring else frozenset(id.peer for id in at.serving)
+            self._outbox.emit(ChunkHeld(chunk, digest, known_to | {at.id.peer}))
         if at.state is SourceState.OPEN:
             self._advance(now)  # the rest of a tick can wait until it is due: chunks come fast
         else:
@@ -209,9 +213,12 @@ class Swarm:
         origin = self._dispatch.landed(source, chunk)
         if origin is None:
             return
-        at, _ = origin
+        at, asked = origin
         if fault is Fault.MISMATCH:
             self._courtship.mismatch(now, at, chunk)
+        elif fault is Fault.GIVEN_UP and self.layout is not None:
+            at.note(fault.value)
+            at.was_slow(self.layout.chunk_range(chunk)[1], max(now - asked, 1e-3))
         elif at.state in ACTIVE:
             self._courtship.fault(now, at, f"{fault.value}{': ' if why else ''}{why}")
         self.tick(now)
@@ -249,7 +256,7 @@ class Swarm:
             if isinstance(message, PullOffer):
                 self._offered(now, source, message)
             elif isinstance(message, PullUpdate):
-                self._updated(source, message)
+                self._updated(now, source, message)
             elif isinstance(message, PullGone):
                 self._gone(now, source, message)
             else:
@@ -299,7 +306,7 @@ class Swarm:
             *(self._courtship.due(source) for source in self._sources),
             self._pages.next_wakeup(),
             self._drought.next_wakeup(),
-            self._dispatch.next_stall(self._ticked) if self._begun else None,
+            self._dispatch.next_wakeup(self._ticked) if self._begun else None,
         )
 
     # --- what sources say ----------------------------------------------------------------
@@ -316,7 +323,10 @@ class Swarm:
         if offer.layout != self._agreement.digest:
             self._courtship.rest(now, source, "offers another layout of the version")
             return
-        self._says(source, have.bits, digests)
+        if not source.heard:
+            source.heard, source.spring = True, have.is_full
+        source.serving = frozenset(SourceId(*other) for other in offer.others)
+        self._says(now, source, have.bits, digests)
         for peer, slot in offer.others:
             id = SourceId(peer, slot)
             other = self._sources.remember(id, FARTHEST, Phase.PARTIAL, source.publication)
@@ -332,13 +342,19 @@ class Swarm:
             source.enter(now, SourceState.OPEN)
             self._outbox.emit(SourceFound(source.id, offer.endpoints))
 
-    def _updated(self, source: Source, update: PullUpdate) -> None:
+    def _updated(self, now: float, source: Source, update: PullUpdate) -> None:
         if source.state in ANSWERED and self._agreement.settled:
             have = ChunkSet.from_bytes(self._ledger.manifest.num_chunks, update.have).bits
-            self._says(source, have, update.digests)
+            if update.others is not None:
+                source.serving = frozenset(SourceId(*other) for other in update.others)
+            self._says(now, source, have, update.digests)
 
-    def _says(self, source: Source, have: int, digests: Iterable[tuple[int, bytes]]) -> None:
+    def _says(
+        self, now: float, source: Source, have: int, digests: Iterable[tuple[int, bytes]]
+    ) -> None:
         """What it has, and which digests; ValueError if one can't be, from there on."""
+        if have & ~source.have:
+            self._sharing.moved(now)
         if not self._courtship.is_twin(source):
             source.have = have
             self._ledger.learn(source, digests)
