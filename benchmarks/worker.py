@@ -403,14 +403,19 @@ def _reset_peak() -> None:
 
 
 class Remote:
-    """A worker process. Its methods are those of `Worker`; `begin` doesn't wait."""
+    """A worker process. Its methods are those of `Worker`; `begin` doesn't wait.
 
-    def __init__(self, name: str, seeds: list[str], options: dict[str, Any]) -> None:
+    `namespace`: the network namespace that it lives in (a testbed's host), "" for ours.
+    """
+
+    def __init__(
+        self, name: str, seeds: list[str], options: dict[str, Any], namespace: str = ""
+    ) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.name = name
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(
-            target=_work, args=(theirs, name, seeds, options), daemon=True
+            target=_work, args=(theirs, name, seeds, options, namespace), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -434,6 +439,11 @@ class Remote:
             return self.result()
 
         return run
+
+    def kill(self) -> None:
+        """End the process as a crash does."""
+        self._process.kill()
+        self._process.join()
 
     def end(self) -> None:
         """Close the peer and end the process."""

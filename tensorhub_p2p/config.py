@@ -297,19 +297,25 @@ class PullConfig(Checked):
     """A read lease lapses after this long without progress."""
     update_interval: float = 0.02
     """Seconds over which news of chunks is collected before it is sent."""
-    upload_slots: int = 8
+    upload_slots: int = 16
     """Pullers that one shard serves at a time."""
     reader_threads: int = 2
-    """Threads that read and verify in one pull."""
+    """Threads that read and verify in one pull; a source beyond these has one of its own."""
+    chunks_in_flight: int = 8
+    """Chunks that one pull has asked for and not received, stalled ones and its share of a source
+    that others read too aside; twice `reader_threads` if that is more."""
     source_timeout: float = 2.0
     """Seconds after which a source that delivers nothing loses its chunks in flight."""
     slowest_rate: float = 256 * 1024
     """Bytes a second below which a source counts as delivering nothing."""
+    late_after: float = 0.25
+    """Seconds without anything new until a chunk that another puller should have fetched from a
+    shared source is fetched from there by one more."""
     unavailable_after: float = 5.0
     """Seconds for which no reachable holder has some chunk until the pull gives up."""
     retry_interval: float = 0.25
     """Seconds until an unanswered request, or a full source, is asked again (doubling, to 8x)."""
-    max_sources: int = 8
+    max_sources: int = 16
     """Sources that one pull holds leases at, or asks, at a time."""
     max_candidates: int = 256
     """Holders that one pull remembers; farther ones beyond it are ignored."""

@@ -15,6 +15,7 @@ import pytest
 
 import tensorhub_p2p as th
 from tensorhub_p2p.protocol.identity import Group, Publication, Slot
+from tensorhub_p2p.protocol.layout import MIN_CHUNK_BYTES
 from tensorhub_p2p.protocol.shards.verbs import AdoptWanted, KeepFreed
 from tensorhub_p2p.runtime import adopting
 from tensorhub_p2p.transfer.digest import digest
@@ -22,7 +23,7 @@ from tensorhub_p2p.transfer.engine import ShardPull
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
 
-MIB = 1 << 20
+CHUNK = MIN_CHUNK_BYTES
 PATIENCE = 20.0
 KEEP = Slot(Group("m", "kept/b/1"), 0)
 
@@ -36,7 +37,7 @@ class Two:
         self.news: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         for name in ("offloaded", "offload_failed", "freed"):
             patch.setattr(self.driver.node, name, self.note(name))
-        self.tensor = numpy.random.default_rng(1).integers(0, 255, 3 * MIB + 1, dtype=numpy.uint8)
+        self.tensor = numpy.random.default_rng(1).integers(0, 255, 3 * CHUNK + 1, dtype=numpy.uint8)
         self.handle = leaver.open("m", replica="trainer")
         self.handle.register({"w": self.tensor})
         self.handle.publish(1)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorhub_p2p.protocol.layout import MIN_CHUNK_BYTES
 from tensorhub_p2p.transfer import copying
 from tensorhub_p2p.transfer.copying import HostMemory, available_bytes, copy_chunk
 from tensorhub_p2p.transfer.digest import digest
@@ -59,7 +60,7 @@ def test_thousands_of_small_tensors_are_copied_as_well() -> None:
 
 
 def test_the_digest_is_that_of_the_copy() -> None:
-    tensors = weights([MIB])
+    tensors = weights([MIN_CHUNK_BYTES])
     source = Region.of(tensors)
     memory, (before,) = copied(source)
     tensors["w0"][5] ^= 1  # type: ignore[index]

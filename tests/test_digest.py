@@ -11,17 +11,18 @@ import torch
 import xxhash
 
 from tensorhub_p2p.errors import StateError
+from tensorhub_p2p.protocol.layout import MIN_CHUNK_BYTES
 from tensorhub_p2p.transfer import digest as digest_module
 from tensorhub_p2p.transfer.digest import Digester, digest
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
 
-MiB = 1 << 20
+CHUNK = MIN_CHUNK_BYTES
 WAIT = 10.0
 
 
 def flat(chunks: int) -> Region:
-    return Region.of({"x": torch.randint(0, 255, (chunks * MiB,), dtype=torch.uint8)})
+    return Region.of({"x": torch.randint(0, 255, (chunks * CHUNK,), dtype=torch.uint8)})
 
 
 class Collected:
@@ -57,9 +58,9 @@ class Gate(Collected):
         super().__call__(chunk, value)
 
 
-@pytest.mark.parametrize("piece", [3, 4096, 70_000, 3 * MiB])
+@pytest.mark.parametrize("piece", [3, 4096, 70_000, 3 * CHUNK])
 def test_a_digest_is_xxh3_of_the_chunks_bytes_however_they_are_scattered(piece: int) -> None:
-    total = 3 * MiB + 17
+    total = 3 * CHUNK + 17
     content = torch.randint(0, 255, (total,), dtype=torch.uint8)
     count = min(total // piece + 1, 2000)
     cuts = [i * piece for i in range(count)] + [total]

@@ -25,7 +25,7 @@ from tensorhub_p2p.errors import (
 )
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
-from tensorhub_p2p.protocol.layout import Layout
+from tensorhub_p2p.protocol.layout import MIN_CHUNK_BYTES, Layout
 from tensorhub_p2p.protocol.machine import Send
 from tensorhub_p2p.protocol.messages import Endpoint, Message, Phase
 from tensorhub_p2p.protocol.pulls.serving import ShardServer
@@ -45,7 +45,7 @@ from tensorhub_p2p.transfer.transports.base import (
 from tensorhub_p2p.transfer.transports.cma import CmaTransport
 from tensorhub_p2p.transfer.transports.tcp import TcpTransport
 
-MiB = 1 << 20
+CHUNK = MIN_CHUNK_BYTES
 PUBLICATION = Publication(0, 7, "trainer", Generation(1, 1))
 FAST = PullConfig(unavailable_after=0.3, source_timeout=0.3, retry_interval=0.02)
 
@@ -57,7 +57,9 @@ def name(letter: str, replica: str) -> SourceId:
 ORIGIN, A, B, OWN = name("0", "trainer"), name("a", "ra"), name("b", "rb"), name("f", "rf")
 
 
-def weights(seed: int, sizes: tuple[int, ...] = (5 * MiB, 3, 0, 2 * MiB + 17)) -> dict[str, object]:
+def weights(
+    seed: int, sizes: tuple[int, ...] = (5 * CHUNK, 3, 0, 2 * CHUNK + 17)
+) -> dict[str, object]:
     rng = numpy.random.default_rng(seed)
     return {f"w{i}": rng.integers(0, 255, n, dtype=numpy.uint8) for i, n in enumerate(sizes)}
 
@@ -252,7 +254,7 @@ def test_a_pull_brings_every_byte_and_says_from_where(by: str) -> None:
         pull.run()
         assert same(source, target)
         outcome = pull.outcome()
-        assert outcome.bytes == outcome.total == 7 * MiB + 20
+        assert outcome.bytes == outcome.total == 7 * CHUNK + 20
         [one] = outcome.sources
         assert (one.facts.source, one.transport) == (ORIGIN, by)
         assert one.facts.chunks == server.layout.num_chunks
@@ -272,7 +274,7 @@ def test_names_decide_and_not_the_order_of_registration() -> None:
 
 
 def test_memory_may_be_made_once_the_layout_is_known() -> None:
-    source = weights(1, (5 * MiB, *([3] * 3000), 2 * MiB + 17))
+    source = weights(1, (5 * CHUNK, *([3] * 3000), 2 * CHUNK + 17))
     made: list[Region] = []
 
     def make(layout: Layout) -> Region:
@@ -303,7 +305,7 @@ def test_what_making_the_memory_raises_ends_the_pull() -> None:
 
 
 def test_a_different_layout_is_refused_before_a_byte_is_written() -> None:
-    target = weights(2, (5 * MiB, 4, 0, 2 * MiB + 17))
+    target = weights(2, (5 * CHUNK, 4, 0, 2 * CHUNK + 17))
     before = {k: v.copy() for k, v in target.items()}  # type: ignore[attr-defined]
     began = []
 
@@ -330,7 +332,7 @@ def test_the_hooks_hear_of_begin_then_digests_and_chunks() -> None:
         def digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
             heard.append(dict(digests))
 
-        def held(self, chunk: int, digest: bytes) -> None:
+        def held(self, chunk: int, digest: bytes, known_to: frozenset[PeerId]) -> None:
             heard.append((chunk, digest))
 
     with transports("scripted") as ts:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tensorhub_p2p.errors import LayoutMismatch
 from tensorhub_p2p.protocol.layout import (
+    CHUNKS_AIMED_AT,
     MAX_CHUNK_BYTES,
     MAX_DIFFERENCES,
     MIN_CHUNK_BYTES,
@@ -40,13 +41,13 @@ def test_chunks_cover_the_range_once_and_in_order(sizes: list[int]) -> None:
 
 
 @given(st.integers(0, 1 << 45))
-@example(128 * MIN_CHUNK_BYTES + 1)
-def test_the_grid_is_a_power_of_two_that_gives_about_128_chunks(num_bytes: int) -> None:
+@example(CHUNKS_AIMED_AT * MIN_CHUNK_BYTES + 1)
+def test_the_grid_is_a_power_of_two_that_gives_about_256_chunks(num_bytes: int) -> None:
     chunk = chunk_bytes_for(num_bytes)
     assert MIN_CHUNK_BYTES <= chunk <= MAX_CHUNK_BYTES
     assert chunk & (chunk - 1) == 0
-    if 128 * MIN_CHUNK_BYTES < num_bytes <= 128 * MAX_CHUNK_BYTES:
-        assert 64 <= -(-num_bytes // chunk) <= 128
+    if CHUNKS_AIMED_AT * MIN_CHUNK_BYTES < num_bytes <= CHUNKS_AIMED_AT * MAX_CHUNK_BYTES:
+        assert CHUNKS_AIMED_AT // 2 <= -(-num_bytes // chunk) <= CHUNKS_AIMED_AT
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12))

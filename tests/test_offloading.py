@@ -13,6 +13,7 @@ import pytest
 
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Generation, Group, Publication, Slot
+from tensorhub_p2p.protocol.layout import MIN_CHUNK_BYTES
 from tensorhub_p2p.runtime import offloading
 from tensorhub_p2p.runtime.offloading import Offloads
 from tensorhub_p2p.transfer.copying import HostMemory, copy_chunk
@@ -21,7 +22,7 @@ from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
 from tensorhub_p2p.transfer.transports.base import Reader, Transport
 
-MIB = 1 << 20
+CHUNK = MIN_CHUNK_BYTES
 PUBLICATION = Publication(0, 7, "trainer", Generation(1, 1))
 NEXT = Publication(0, 8, "trainer", Generation(1, 1))
 SLOT = Slot(Group("m", "trainer"), 0)
@@ -86,7 +87,7 @@ class Bench:
     def __init__(self) -> None:
         self.transport, self.node = Exports(), Told()
         self.offloads = Offloads({"noted": self.transport}, lambda call: call(0.0), self.node)
-        self.tensor = numpy.random.default_rng(1).integers(0, 255, 5 * MIB, dtype=numpy.uint8)
+        self.tensor = numpy.random.default_rng(1).integers(0, 255, 5 * CHUNK, dtype=numpy.uint8)
         self.region = Region.of({"w": self.tensor})
 
 

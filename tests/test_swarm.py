@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Generation, Group, PeerId, Publication, Slot
-from tensorhub_p2p.protocol.layout import Layout, TensorSpec
+from tensorhub_p2p.protocol.layout import MIN_CHUNK_BYTES, Layout, TensorSpec
 from tensorhub_p2p.protocol.machine import Event, Outbox, Send
 from tensorhub_p2p.protocol.manifest import Manifest
 from tensorhub_p2p.protocol.messages import (
@@ -49,12 +49,12 @@ from tensorhub_p2p.protocol.pulls.sources import Candidate, Fault, SourceId, Sou
 from tensorhub_p2p.protocol.pulls.swarm import Swarm
 
 PUBLICATION = Publication(0, 7, "trainer", Generation(1, 1))
-CONFIG = PullConfig()
+CONFIG = PullConfig(chunks_in_flight=4)
 ENDPOINTS = (Endpoint("tcp", b"t"),)
 
 
 def layout_of(chunks: int) -> Layout:
-    return Layout([TensorSpec("w", "uint8", (chunks << 20,), chunks << 20)])
+    return Layout([TensorSpec("w", "uint8", (chunks * MIN_CHUNK_BYTES,), chunks * MIN_CHUNK_BYTES)])
 
 
 def digest(chunk: int) -> bytes:
@@ -273,7 +273,7 @@ def test_the_rarest_chunks_are_fetched_first() -> None:
 
 
 def test_near_sources_come_first() -> None:
-    s = Script(config=PullConfig(reader_threads=1))
+    s = Script(config=PullConfig(reader_threads=1, chunks_in_flight=2))
     s.candidates(candidate(A, locality=3), candidate(B, locality=0))
     s.offer(A)
     s.offer(B)
@@ -641,7 +641,9 @@ def test_a_stalled_source_does_not_keep_others_from_being_read() -> None:
 
 
 def test_a_different_layout_is_fetched_in_pages_and_checked() -> None:
-    theirs = Layout([TensorSpec(f"t{i}", "uint8", (1 << 20,), 1 << 20) for i in range(8)])
+    theirs = Layout(
+        [TensorSpec(f"t{i}", "uint8", (MIN_CHUNK_BYTES,), MIN_CHUNK_BYTES) for i in range(8)]
+    )
     s = Script(own=layout_of(3))
     s.candidates(candidate(A), candidate(B))
     s.offer(A, layout=theirs)
@@ -661,7 +663,7 @@ def test_a_different_layout_is_fetched_in_pages_and_checked() -> None:
 
 
 def test_a_lost_page_is_asked_for_again_elsewhere() -> None:
-    theirs = Layout([TensorSpec("t", "uint8", (1 << 20,), 1 << 20)])
+    theirs = Layout([TensorSpec("t", "uint8", (MIN_CHUNK_BYTES,), MIN_CHUNK_BYTES)])
     s = Script(own=layout_of(3))
     s.candidates(candidate(A), candidate(B))
     s.offer(A, layout=theirs)
@@ -674,12 +676,17 @@ def test_a_lost_page_is_asked_for_again_elsewhere() -> None:
 
 
 def test_a_layout_that_does_not_match_its_digest_is_not_believed() -> None:
-    theirs = Layout([TensorSpec("t", "uint8", (1 << 20,), 1 << 20)])
+    theirs = Layout([TensorSpec("t", "uint8", (MIN_CHUNK_BYTES,), MIN_CHUNK_BYTES)])
     s = Script(own=layout_of(3))
     s.candidates(candidate(A), candidate(B))
     s.offer(A, layout=theirs)
     s.drain()
-    s.receive(A, LayoutPage("p", A.slot, 0, 1, (TensorSpec("x", "uint8", (1 << 20,), 1 << 20),)))
+    s.receive(
+        A,
+        LayoutPage(
+            "p", A.slot, 0, 1, (TensorSpec("x", "uint8", (MIN_CHUNK_BYTES,), MIN_CHUNK_BYTES),)
+        ),
+    )
     s.drain()
     s.offer(B, layout=theirs)
     [(to, _)] = s.sent(LayoutRequest)
@@ -858,7 +865,7 @@ def test_a_twin_has_no_say_in_the_layout() -> None:
     s.candidates(candidate(A), twin())
     s.offer(A)
     s.offer(TWIN, publication=TWIN_PUBLICATION)
-    wrong = (TensorSpec("x", "uint8", (1 << 20,), 1 << 20),)
+    wrong = (TensorSpec("x", "uint8", (MIN_CHUNK_BYTES,), MIN_CHUNK_BYTES),)
     s.receive(A, LayoutPage("p", A.slot, 0, 1, wrong))  # so it is asked again what the layout is
     s.drain()
     s.offer(TWIN, publication=TWIN_PUBLICATION)
@@ -885,7 +892,7 @@ specs = st.builds(
     TensorSpec,
     name=st.sampled_from(["w", "v", "x" * 2000, ""]),
     dtype=st.just("uint8"),
-    shape=st.just((1 << 20,)),
+    shape=st.just((MIN_CHUNK_BYTES,)),
     num_bytes=counts,
     alias_of=st.sampled_from([None, "w", "nobody"]),
 )
@@ -897,8 +904,8 @@ junk = st.one_of(
         publication=st.just(PUBLICATION),
         granted=st.booleans(),
         layout=st.sampled_from([layout_of(8).digest, layout_of(9).digest, b""]),
-        num_bytes=st.one_of(st.sampled_from([8 << 20, 9 << 20]), counts),
-        chunk_bytes=st.one_of(st.just(1 << 20), counts),
+        num_bytes=st.one_of(st.sampled_from([8 * MIN_CHUNK_BYTES, 9 * MIN_CHUNK_BYTES]), counts),
+        chunk_bytes=st.one_of(st.just(MIN_CHUNK_BYTES), counts),
         have=blobs,
         known=blobs,
         digests=blobs,
@@ -925,7 +932,7 @@ A_LAYOUT_WITHOUT_PAGES = PullOffer(
     granted=False,
     layout=layout_of(9).digest,
     num_bytes=0,
-    chunk_bytes=1 << 20,
+    chunk_bytes=MIN_CHUNK_BYTES,
     have=b"",
     known=b"",
     digests=b"",

@@ -12,8 +12,10 @@ be; its strides say which order that is, and 0 marks a dimension along which it 
 A puller may have registered the same names in any order; it maps its tensors to the
 publisher's layout by name (`differences` says whether it can), so that offsets mean the same
 on both sides. Where only strides differ (`restrided`), the memory decides whether it can.
-The grid follows from the size alone: about 128 chunks, each a power of two between 1 and
-16 MiB, the last one shorter. The digest covers the ordered entries: equal digests are
+The grid follows from the size alone: about 256 chunks, each a power of two between 256 KiB
+and 16 MiB, the last one shorter. Fewer chunks make a swarm slow, as a chunk is passed on only
+when all of it has come; smaller ones cost more than they gain. The digest covers the ordered
+entries: equal digests are
 equal layouts, order included.
 
 Bounds: `MAX_TENSORS` entries and `MAX_BYTES` bytes; names and shapes by their types.
@@ -31,9 +33,9 @@ from msgspec import Meta
 
 from tensorhub_p2p.errors import LayoutMismatch
 
-MIN_CHUNK_BYTES = 1 << 20
+MIN_CHUNK_BYTES = 256 << 10
 MAX_CHUNK_BYTES = 16 << 20
-CHUNKS_AIMED_AT = 128
+CHUNKS_AIMED_AT = 256
 MAX_TENSORS = 1 << 20
 MAX_BYTES = 1 << 50
 MAX_NAME_CHARS = 1024
@@ -65,7 +67,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 def chunk_bytes_for(num_bytes: int) -> int:
-    """The grid for a range of this size: a power of two from 1 to 16 MiB, about size / 128."""
+    """The grid for a range of this size: a power of two, about size / 256, within bounds."""
     aim = max(1, -(-num_bytes // CHUNKS_AIMED_AT))
     return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, 1 << (aim - 1).bit_length()))
 

@@ -413,12 +413,18 @@ class Node:
             self._settle(now)
 
     def verified(
-        self, now: float, slot: Slot, publication: Publication, chunk: int, digest: bytes
+        self,
+        now: float,
+        slot: Slot,
+        publication: Publication,
+        chunk: int,
+        digest: bytes,
+        known_to: frozenset[PeerId] = frozenset(),
     ) -> None:
-        """A pull verified a chunk of the slot."""
+        """A pull verified a chunk of the slot; these peers hear of it from where it came from."""
         holder = self.shards.get(slot) or self.prefetches.get(slot)
         if holder is not None:
-            holder.served.verified(now, publication, chunk, digest)
+            holder.served.verified(now, publication, chunk, digest, known_to)
             self._settle(now)
 
     def revoked(self, now: float, slot: Slot, publication: Publication, chunk: int) -> None:

@@ -18,7 +18,7 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from tensorhub_p2p.protocol.identity import Publication, Slot
+from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.pulls.sources import SourceId
 from tensorhub_p2p.runtime.offloading import Offloads
@@ -151,7 +151,7 @@ class _Adoption(Hooks):
         """Of all chunks; asked once it is complete."""
         return tuple(self._digests[chunk] for chunk in range(len(self._digests)))
 
-    def held(self, chunk: int, digest: bytes) -> None:
+    def held(self, chunk: int, digest: bytes, known_to: frozenset[PeerId]) -> None:
         self._digests[chunk] = digest
 
     def revoked(self, chunk: int) -> None:

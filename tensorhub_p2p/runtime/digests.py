@@ -9,28 +9,39 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import Concatenate, Generic, ParamSpec
 
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.transfer.digest import Digester, DigestJob
 from tensorhub_p2p.transfer.memory import Region
 
-Deliver = Callable[[float, Slot, Publication, int, bytes], None]
-"""`deliver(now, slot, publication, chunk, digest)` on the control thread."""
+What = ParamSpec("What")
 
 
-class Batch:
-    """Results that wait for the control thread; at most one call of it is under way."""
+class Batch(Generic[What]):
+    """Results that wait for the control thread; at most one call of it is under way.
 
-    def __init__(self, post: Callable[[Callable[[float], object]], None], deliver: Deliver) -> None:
+    `deliver(now, ...)` is called there with what was added.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[Callable[[float], object]], None],
+        deliver: Callable[Concatenate[float, What], None],
+    ) -> None:
         self._post = post
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._waiting: list[tuple[Slot, Publication, int, bytes]] = []
+        self._waiting: list[Callable[[float], None]] = []
 
-    def add(self, slot: Slot, publication: Publication, chunk: int, digest: bytes) -> None:
+    def add(self, *what: What.args, **named: What.kwargs) -> None:
         """From any thread."""
+
+        def deliver(now: float) -> None:
+            self._deliver(now, *what, **named)
+
         with self._lock:
-            self._waiting.append((slot, publication, chunk, digest))
+            self._waiting.append(deliver)
             first = len(self._waiting) == 1
         if first:
             self._post(self._flush)
@@ -38,14 +49,14 @@ class Batch:
     def _flush(self, now: float) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        for slot, publication, chunk, digest in waiting:
-            self._deliver(now, slot, publication, chunk, digest)
+        for deliver in waiting:
+            deliver(now)
 
 
 class PublishedDigests:
     """The digest jobs of one peer, by slot."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch[[Slot, Publication, int, bytes]]) -> None:
         self._digester = Digester()
         self._jobs: dict[Slot, tuple[Publication, DigestJob]] = {}
         self._stopped: dict[Slot, Publication] = {}

@@ -45,7 +45,7 @@ from tensorhub_p2p.errors import (
 )
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.groups.selection import NO_FLOOR
-from tensorhub_p2p.protocol.identity import Group, Publication, Slot
+from tensorhub_p2p.protocol.identity import Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.pulls.sources import SourceId
 from tensorhub_p2p.protocol.shards.verbs import Found
@@ -352,11 +352,11 @@ class Copy(Hooks):
         for chunk, known in digests:
             self._driver.learnt.add(self.slot, self.publication, chunk, known)
 
-    def held(self, chunk: int, digest: bytes) -> None:
+    def held(self, chunk: int, digest: bytes, known_to: frozenset[PeerId]) -> None:
         assert self._exported is not None
         self._exported.allowed.add(chunk)
         self._digests[chunk] = digest
-        self._driver.verified.add(self.slot, self.publication, chunk, digest)
+        self._driver.verified.add(self.slot, self.publication, chunk, digest, known_to)
 
     def revoked(self, chunk: int) -> None:
         assert self._exported is not None

@@ -26,7 +26,7 @@ from tensorhub_p2p.errors import (
     VersionUnavailable,
 )
 from tensorhub_p2p.protocol.chunks import ChunkSet
-from tensorhub_p2p.protocol.identity import Slot
+from tensorhub_p2p.protocol.identity import PeerId, Slot
 from tensorhub_p2p.protocol.pulls.sources import SourceId
 from tensorhub_p2p.protocol.shards.verbs import Answer
 from tensorhub_p2p.results import Pull
@@ -208,11 +208,12 @@ class PullRun(Hooks):
             for chunk, known in digests:
                 self._driver.learnt.add(self._slot, self._answer.publication, chunk, known)
 
-    def held(self, chunk: int, digest: bytes) -> None:
+    def held(self, chunk: int, digest: bytes, known_to: frozenset[PeerId]) -> None:
         assert self.exported is not None
         self.exported.allowed.add(chunk)
         if self._announced is not None:
-            self._driver.verified.add(self._slot, self._answer.publication, chunk, digest)
+            publication = self._answer.publication
+            self._driver.verified.add(self._slot, publication, chunk, digest, known_to)
         else:
             self._untold[chunk] = digest
         if self._progress is not None:

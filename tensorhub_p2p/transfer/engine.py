@@ -52,6 +52,7 @@ from tensorhub_p2p.protocol.pulls.pull_events import (
     SourceFound,
     SourceLost,
     Starved,
+    TakeBack,
 )
 from tensorhub_p2p.protocol.pulls.sources import Candidate, SourceFacts, SourceId
 from tensorhub_p2p.protocol.pulls.swarm import Swarm
@@ -90,8 +91,11 @@ class Hooks:
     def digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
         """Digests of (chunk, digest) became known; those before `begin` come after it."""
 
-    def held(self, chunk: int, digest: bytes) -> None:
-        """The chunk is in place and verified: it can be served on."""
+    def held(self, chunk: int, digest: bytes, known_to: frozenset[PeerId]) -> None:
+        """The chunk is in place and verified: it can be served on.
+
+        The peers in `known_to` hear of it from where it came from.
+        """
 
     def carrying(self, chunks: int) -> None:
         """These chunks (bit c for chunk c), and no others, are on their way from other zones."""
@@ -388,6 +392,8 @@ class ShardPull:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Fetch):
             self._links[event.source].submit(event.chunk, event.digest)
+        elif isinstance(event, TakeBack):
+            self._links[event.source].take_back(event.chunk)
         elif isinstance(event, ChunkHeld):
             self._news.append(event)
         elif isinstance(event, DigestsLearnt):
@@ -422,7 +428,7 @@ class ShardPull:
         self._news_at = time.monotonic() + self._config.news_interval
         news, self._news = self._news, []
         for held in news:
-            self._hooks.held(held.chunk, held.digest)
+            self._hooks.held(held.chunk, held.digest, held.known_to)
 
     def _on_layout(self, layout: Layout) -> None:
         region = self._region

@@ -130,14 +130,22 @@ class Readers:
 class _Stream:
     """What one thread has in hand."""
 
-    __slots__ = ("orders", "reader", "told")
+    __slots__ = ("broken", "orders", "reader", "told")
 
     def __init__(self) -> None:
+        self.broken = False
+        """Something that it has in hand was taken back."""
         self.reader: Reader | None = None
         self.orders: deque[Order] = deque()
         """Those it took, in the order in which it reads them."""
         self.told = 0
         """How many of them the reader knows of."""
+
+    def break_off(self) -> None:
+        """End what its reader does, from another thread."""
+        self.broken = True
+        if self.reader is not None:
+            self.reader.close()
 
 
 class Link:
@@ -151,6 +159,10 @@ class Link:
         self._readers = readers
         self._changed = threading.Condition()
         self._orders: deque[Order] = deque()
+        self._under_way: dict[int, _Stream] = {}
+        """Chunks in the threads' hands."""
+        self._taken_back: set[int] = set()
+        """Of these, those that are to be broken off."""
         self._open: dict[Reader, str] = {}
         """Readers in the threads' hands, with their transport."""
         self._threads = 0
@@ -250,6 +262,18 @@ class Link:
             self._readers.threads += grow
         return grow
 
+    def take_back(self, chunk: int) -> None:
+        """Break this read off; a `Landed` may come all the same, if it was done before."""
+        with self._changed:
+            order = next((o for o in self._orders if o.chunk == chunk), None)
+            if order is not None:
+                self._orders.remove(order)
+            elif chunk in self._under_way:
+                self._taken_back.add(chunk)
+                self._under_way[chunk].break_off()
+        if order is not None:
+            self._give_back(order, Fault.GIVEN_UP, "it was not begun")
+
     def abort(self) -> None:
         """Read no more here: reads under way are broken off, and reported as failed."""
         with self._changed:
@@ -283,8 +307,13 @@ class Link:
                 try:
                     self._do(order, stream)
                 except ReadFailed as error:
-                    self._give_back(order, _fault(error), str(error))
-                self._put_down(stream)
+                    if not stream.broken:
+                        self._give_back(order, _fault(error), str(error))
+                        self._put_down(stream)
+                else:
+                    self._put_down(stream)
+                if stream.broken:
+                    self._begin_anew(stream)
         except BaseException as error:  # noqa: BLE001  the pull's own thread raises it
             self._readers.report(Crashed(error))
         finally:
@@ -308,15 +337,34 @@ class Link:
             return True
 
     def _pick_up(self, stream: _Stream) -> None:
-        stream.orders.append(self._orders.popleft())
+        order = self._orders.popleft()
+        stream.orders.append(order)
+        self._under_way[order.chunk] = stream
         self._in_hand += 1
 
     def _put_down(self, stream: _Stream) -> None:
         """The first order is done with."""
         with self._changed:
-            stream.orders.popleft()
             stream.told = max(0, stream.told - 1)
-            self._in_hand -= 1
+            self._forget(stream.orders.popleft())
+
+    def _forget(self, order: Order) -> None:
+        """It is in nobody's hands any more."""
+        self._in_hand -= 1
+        self._under_way.pop(order.chunk, None)
+        self._taken_back.discard(order.chunk)
+
+    def _begin_anew(self, stream: _Stream) -> None:
+        """Chunks of it were taken back, and its reader closed: the others are read by a new one."""
+        self._drop(stream)
+        with self._changed:
+            stream.broken = False
+            back = [order for order in stream.orders if order.chunk in self._taken_back]
+            for order in back:
+                stream.orders.remove(order)
+                self._forget(order)
+        for order in back:
+            self._give_back(order, Fault.GIVEN_UP, "it was taken back")
 
     def _ahead(self, stream: _Stream) -> tuple[int, int] | None:
         """What this thread will read next, of which its reader doesn't know yet."""
@@ -347,9 +395,11 @@ class Link:
                 return
             try:
                 stream.told = max(1, stream.told)
-                self._read(order.chunk, order.digest, reader)
+                self._read(order.chunk, order.digest, stream, reader)
                 return
             except CannotReach as error:
+                if stream.broken:  # closing it is no fault of the transport
+                    raise SourceGone("a chunk of this stream was taken back") from error
                 self._reject(stream, error)
             except SourceWithdrew:  # only this chunk, perhaps: others were asked for
                 raise
@@ -410,7 +460,7 @@ class Link:
                 self._open.pop(reader, None)
             reader.close()
 
-    def _read(self, chunk: int, digest: bytes, reader: Reader) -> None:
+    def _read(self, chunk: int, digest: bytes, stream: _Stream, reader: Reader) -> None:
         """Read one chunk into place and report it. ReadFailed if it doesn't come."""
         into = self._readers.into
         start, length = into.layout.chunk_range(chunk)
@@ -423,6 +473,8 @@ class Link:
             if self._closed:
                 raise SourceGone("the link is closed")
             transport = self._open[reader]
+            if stream.broken:
+                raise SourceGone("a chunk of this stream was taken back")
             self._writing += 1
         try:
             reader.read(start, length, into, deadline, hasher)

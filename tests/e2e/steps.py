@@ -20,7 +20,8 @@ from workers import World
 import tensorhub_p2p as th
 
 if TYPE_CHECKING:
-    from tensorhub_p2p.runtime.pulling import PullRun
+    from tensorhub_p2p.protocol.identity import PeerId
+from tensorhub_p2p.runtime.pulling import PullRun
 
 MIB = 1 << 20
 Tensors = dict[str, "numpy.ndarray[Any, Any]"]
@@ -127,9 +128,9 @@ def replicate_pausing(
 
     plain, seen = PullRun.held, 0
 
-    def held(self: PullRun, chunk: int, digest: bytes) -> None:
+    def held(self: PullRun, chunk: int, digest: bytes, known_to: frozenset[PeerId]) -> None:
         nonlocal seen
-        plain(self, chunk, digest)
+        plain(self, chunk, digest, known_to)
         seen += 1
         if seen == at:
             world.pause("in the middle of the pull")

@@ -12,6 +12,7 @@ import pytest
 from steps import MIB, blank, fill, wrong
 
 import tensorhub_p2p as th
+from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.runtime.pulling import PullRun
 
 StartPeer = Callable[..., th.Peer]
@@ -29,8 +30,8 @@ def middle(
     plain = PullRun.held
     once: list[Callable[[PullRun], None]] = []
 
-    def held(self: PullRun, chunk: int, digest: bytes) -> None:
-        plain(self, chunk, digest)
+    def held(self: PullRun, chunk: int, digest: bytes, known_to: frozenset[PeerId]) -> None:
+        plain(self, chunk, digest, known_to)
         if once:
             once.pop()(self)
 

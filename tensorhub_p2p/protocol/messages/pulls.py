@@ -68,6 +68,8 @@ class PullUpdate(Message, frozen=True):
     digests: tuple[tuple[Count, bytes], ...] = ()
     carrying: bytes | None = None
     """As in `PullOffer`."""
+    others: tuple[tuple[PeerId, Slot], ...] | None = None
+    """Whom the holder serves besides; None if that hasn't changed."""
 
 
 class PullProgress(Message, frozen=True):

@@ -21,19 +21,25 @@ import random
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.pulls.crossing import Crossing
+from tensorhub_p2p.protocol.pulls.endgame import Endgame
 from tensorhub_p2p.protocol.pulls.ledger import Ledger
-from tensorhub_p2p.protocol.pulls.picking import best_source, rarest, rarity_levels
+from tensorhub_p2p.protocol.pulls.picking import any_of, best_source, rarest, rarity_levels
 from tensorhub_p2p.protocol.pulls.pull_events import Fetch
+from tensorhub_p2p.protocol.pulls.sharing import Sharing
 from tensorhub_p2p.protocol.pulls.source_table import SourceTable
 from tensorhub_p2p.protocol.pulls.sources import Source, SourceId
 
+SHARE_IN_FLIGHT = 2
+"""Chunks of our own share that are under way at a source that others read too."""
+NO_HURRY = 1 << 30
+"""More chunks than a pull has: none is left to a faster source."""
 MIN_IN_FLIGHT = 2
 """Chunks that one source may always have in flight."""
 
 
 def in_flight_limit(config: PullConfig) -> int:
-    """Chunks in flight altogether: one in work and one queued for each reader."""
-    return 2 * config.reader_threads
+    """Chunks in flight altogether: at least one in work and one queued for each reader."""
+    return max(config.chunks_in_flight, 2 * config.reader_threads)
 
 
 class Dispatch:
@@ -47,7 +53,10 @@ class Dispatch:
         config: PullConfig,
         rng: random.Random,
         outbox: Outbox,
+        sharing: Sharing,
     ) -> None:
+        self._sharing = sharing
+        self._endgame = Endgame(ledger, config, outbox)
         self._sources = sources
         self._ledger = ledger
         self._crossing = crossing
@@ -57,17 +66,26 @@ class Dispatch:
 
     def hand_out(self, now: float) -> None:
         """Hand out fetches as long as there are readers and chunks for them."""
-        ledger, max_in_flight = self._ledger, in_flight_limit(self._config)
+        in_flight = in_flight_limit(self._config)
+        withheld = self._sharing.withheld(now)
+        sources = self._sources.open()
+        if withheld:
+            self._own_share(now, [s for s in sources if s.shared], withheld)
         flying = sum(
             now < self._stalls_at(asked)
             for source in self._sources
             for asked in source.in_flight.values()
+            if not (withheld and source.shared)
         )
-        room = max_in_flight - flying
-        sources = self._sources.open()
+        self._spread(now, [s for s in sources if not (withheld and s.shared)], in_flight - flying)
+        self._endgame.judge(now, sources, withheld, self._crossing.allowed(now))
+
+    def _spread(self, now: float, sources: list[Source], room: int) -> None:
+        """Hand out so many more fetches, from near and fast sources before others."""
+        ledger = self._ledger
         if room <= 0 or not sources or not ledger.wanted:
             return
-        limit = max(MIN_IN_FLIGHT, max_in_flight // len(sources))
+        limit = max(MIN_IN_FLIGHT, in_flight_limit(self._config) // len(sources))
         levels = rarity_levels(s.have for s in self._sources.answering())
         num_needed = ledger.needed.bit_count()
         across = self._crossing.allowed(now)
@@ -78,10 +96,25 @@ class Dispatch:
             source, among = choice
             first = self._crossing.first(among) if source.far else None
             chunk = rarest(levels, among, self._rng) if first is None else first
-            source.in_flight[chunk] = now
-            ledger.flying |= 1 << chunk
-            self._outbox.emit(Fetch(source.id, chunk, ledger.manifest[chunk]))
+            self._fetch(now, source, chunk)
             room -= 1
+
+    def _own_share(self, now: float, springs: list[Source], withheld: int) -> None:
+        """Keep asking springs for what is left to us, whatever comes from fellows meanwhile."""
+        ledger = self._ledger
+        while True:
+            choice = best_source(
+                springs, ledger.wanted & ~withheld, 0, NO_HURRY, SHARE_IN_FLIGHT, self._rng
+            )
+            if choice is None:
+                return
+            source, among = choice
+            self._fetch(now, source, any_of(among, self._rng))
+
+    def _fetch(self, now: float, source: Source, chunk: int) -> None:
+        source.in_flight[chunk] = now
+        self._ledger.flying |= 1 << chunk
+        self._outbox.emit(Fetch(source.id, chunk, self._ledger.manifest[chunk]))
 
     def landed(self, source: SourceId, chunk: int) -> tuple[Source, float] | None:
         """A reader is through with the chunk: (its source, when it was asked for)."""
@@ -105,7 +138,13 @@ class Dispatch:
         """From then on a chunk in flight no longer keeps others from being asked for."""
         return asked + self._config.source_timeout / 4
 
-    def next_stall(self, after: float) -> float | None:
+    def next_wakeup(self, after: float) -> float | None:
+        """When something may be handed out, or taken back, though nothing has come."""
+        return earliest(
+            self._next_stall(after), self._sharing.next_wakeup(after), self._endgame.next_wakeup()
+        )
+
+    def _next_stall(self, after: float) -> float | None:
         """When the next chunk in flight becomes stalled, so that another one may go."""
         stalls = [
             self._stalls_at(asked)

@@ -72,13 +72,14 @@ def _from(chunks: int, place: int) -> int:
 def fetchable(source: Source, sources: Iterable[Source], wanted: int) -> int:
     """What of `wanted` is to be had there.
 
-    A chunk that came wrong from there is, only if none of the other `sources` has it.
+    A chunk that came wrong from there, or too slowly, is only if none of the other `sources`
+    has it.
     """
-    there = wanted & source.have
-    if not there & source.bad:
+    there, doubtful = wanted & source.have, source.bad | source.given_up
+    if not there & doubtful:
         return there
     elsewhere = _of_all(other for other in sources if other is not source)
-    return there & ~(source.bad & elsewhere)
+    return there & ~(doubtful & elsewhere)
 
 
 def best_source(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Event
 from tensorhub_p2p.protocol.messages import Endpoint
@@ -42,6 +43,14 @@ class Fetch(Event):
 
 
 @dataclass(frozen=True)
+class TakeBack(Event):
+    """Break off this read if it still runs: `failed` with GIVEN_UP, or `fetched`, follows."""
+
+    source: SourceId
+    chunk: int
+
+
+@dataclass(frozen=True)
 class DigestsLearnt(Event):
     """Digests of the publication, to be served on."""
 
@@ -54,6 +63,8 @@ class ChunkHeld(Event):
 
     chunk: int
     digest: bytes
+    known_to: frozenset[PeerId] = frozenset()
+    """Peers that hear of it from where it came from, and need no word of ours at once."""
 
 
 @dataclass(frozen=True)

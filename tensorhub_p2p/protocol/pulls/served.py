@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.chunks import ChunkSet
-from tensorhub_p2p.protocol.identity import Publication, Slot
+from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.messages import Endpoint
 from tensorhub_p2p.protocol.pulls.serving import ShardServer
@@ -68,11 +68,18 @@ class Served:
         if server is not None:
             server.digested(now, chunk, digest)
 
-    def verified(self, now: float, publication: Publication, chunk: int, digest: bytes) -> None:
-        """A pull verified a chunk: serve it on."""
+    def verified(
+        self,
+        now: float,
+        publication: Publication,
+        chunk: int,
+        digest: bytes,
+        known_to: frozenset[PeerId] = frozenset(),
+    ) -> None:
+        """A pull verified a chunk: serve it on. `known_to`: as `ShardServer.verified` has it."""
         server = self._of(publication)
         if server is not None:
-            server.verified(now, chunk, digest)
+            server.verified(now, chunk, digest, known_to)
 
     def carries(self, now: float, publication: Publication, chunks: int | None) -> None:
         """A pull has these on their way from other zones; None: it is over."""

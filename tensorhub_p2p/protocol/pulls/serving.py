@@ -84,6 +84,9 @@ class Drained(Event):
     publication: Publication
 
 
+TALK = 16
+
+
 class LeaseState(Enum):
     WAITING = "waiting"
     GRANTED = "granted"
@@ -111,8 +114,12 @@ class Lease:
     digests_told: int = 0
     carrying_told: bool = False
     """Whether it was told that we fetch something from other zones."""
+    crowd_told: int = 0
+    """By `ShardServer._crowd`: which others it was told of."""
     wanted: int = 0
     """Chunks whose digests it asked for and wasn't told."""
+    pressing: bool = False
+    """There is news that it hears from nobody else."""
     urgent: bool = False
     """There is news that it asked for."""
     answered: float = float("-inf")
@@ -157,6 +164,8 @@ class ShardServer:
         self._withdrawn: str | None = None
         self._drain_by: float | None = None
         self._leases: dict[tuple[PeerId, str], Lease] = {}
+        self._crowd = 0
+        """How often it changed who is being served."""
         self._outbox = Outbox()
 
     # --- what the driver may ask ---------------------------------------------------------
@@ -185,17 +194,26 @@ class ShardServer:
 
     def digested(self, now: float, chunk: int, digest: bytes) -> None:
         """The origin took this chunk's digest, or a pull learnt it. ValueError if malformed."""
+        changed = self.manifest.get(chunk) != digest
         self.manifest.put(chunk, digest)
-        for lease in self._granted():
+        for lease in self._granted() if changed else ():
             lease.digests_told &= ~(1 << chunk)
             if lease.wanted >> chunk & 1:
                 lease.urgent = True
         self._check_sealed()
         self.tick(now)
 
-    def verified(self, now: float, chunk: int, digest: bytes) -> None:
-        """This chunk's bytes are here and match `digest`: serve it from now on."""
+    def verified(
+        self, now: float, chunk: int, digest: bytes, known_to: frozenset[PeerId] = frozenset()
+    ) -> None:
+        """This chunk's bytes are here and match `digest`: serve it from now on.
+
+        The peers in `known_to` hear of it from where it came from: for them it can wait.
+        """
         self.have.add(chunk)
+        for lease in self._granted():
+            late = self.have.missing().bits.bit_count() * TALK <= self.layout.num_chunks
+            lease.pressing = lease.pressing or late or lease.peer not in known_to
         self.digested(now, chunk, digest)
 
     def revoked(self, now: float, chunk: int) -> None:
@@ -356,6 +374,7 @@ class ShardServer:
         rotating = any(lease.rotating for lease in granted)
         for lease in chosen:
             lease.state, lease.since = LeaseState.GRANTED, now
+            self._crowd += 1
             free -= 1
             lease.rotating = free == 0 and not rotating
             self._offer(now, lease)
@@ -369,11 +388,13 @@ class ShardServer:
             return
         seated.state, seated.since, seated.rotating = LeaseState.WAITING, now, False
         hungry.state, hungry.since, hungry.rotating = LeaseState.GRANTED, now, True
+        self._crowd += 1
         self._offer(now, seated)
         self._offer(now, hungry)
 
     def _end(self, now: float, lease: Lease) -> None:
         self._leases.pop((lease.peer, lease.pull), None)
+        self._crowd += lease.state is LeaseState.GRANTED
         self._fill(now)
         self._check_drained(now)
 
@@ -397,7 +418,7 @@ class ShardServer:
                 known=known,
                 digests=digests,
                 endpoints=self._endpoints_for(lease) if granted else (),
-                others=() if granted else self._others(lease),
+                others=self._others(lease),
                 carrying=self._under_way(),
             ),
         )
@@ -416,9 +437,19 @@ class ShardServer:
     def _update(self, now: float, lease: Lease) -> None:
         new = self._chunks(self.manifest.known.bits & ~lease.digests_told)
         digests = tuple((chunk, self.manifest[chunk]) for chunk in new)
+        changed = self._others(lease) if lease.crowd_told != self._crowd else None
         self._tell(now, lease)
-        have, carrying = self.have.to_bytes(), self._under_way()
-        self._outbox.send(lease.peer, PullUpdate(lease.pull, self.slot, have, digests, carrying))
+        self._outbox.send(
+            lease.peer,
+            PullUpdate(
+                pull=lease.pull,
+                slot=self.slot,
+                have=self.have.to_bytes(),
+                digests=digests,
+                carrying=self._under_way(),
+                others=changed,
+            ),
+        )
 
     def _under_way(self) -> bytes | None:
         if self._carrying is None or self.complete:
@@ -431,15 +462,15 @@ class ShardServer:
 
     def _tell(self, now: float, lease: Lease) -> None:
         lease.have_told, lease.digests_told = self.have.bits, self.manifest.known.bits
-        lease.carrying_told = self._carries
+        lease.carrying_told, lease.crowd_told = self._carries, self._crowd
         lease.wanted &= ~self.manifest.known.bits
-        lease.updated = now
+        lease.updated, lease.pressing = now, False
         if lease.urgent:
             lease.urgent, lease.answered = False, now
 
     def _has_news(self, lease: Lease) -> bool:
-        told = (lease.have_told, lease.digests_told, lease.carrying_told)
-        return told != (self.have.bits, self.manifest.known.bits, self._carries)
+        told = (lease.have_told, lease.digests_told, lease.carrying_told, lease.crowd_told)
+        return told != (self.have.bits, self.manifest.known.bits, self._carries, self._crowd)
 
     def _chunks(self, bits: int) -> ChunkSet:
         return ChunkSet(self.layout.num_chunks, bits)
@@ -447,7 +478,10 @@ class ShardServer:
     def _update_due(self, lease: Lease) -> float:
         if lease.urgent:
             return lease.answered + self._config.news_interval
-        return lease.updated + self._config.update_interval
+        news_of_others = (lease.digests_told, lease.crowd_told)
+        if lease.pressing or news_of_others != (self.manifest.known.bits, self._crowd):
+            return lease.updated + self._config.update_interval
+        return lease.updated + self._config.lease_seconds / 4
 
     def _lapses(self, lease: Lease) -> float:
         return lease.seen + self._config.lease_seconds

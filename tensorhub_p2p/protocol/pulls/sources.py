@@ -34,10 +34,9 @@ RATE_WEIGHT = 0.3
 """Weight of the newest chunk in the moving average of a source's rate."""
 MAX_STREAK = 3
 """Failed reads in a row until a source that answers doesn't count as having anything."""
-FARTHEST = 3
-"""Locality of a source about which nothing is known."""
-AT_HAND = -1
-"""Locality of what lies in this process's own memory."""
+AT_HAND, SAME_HOST, FARTHEST = -1, 0, 3
+"""Localities: of what lies in this process's own memory, of one on this host, and of one about
+which nothing is known."""
 
 
 class SourceId(NamedTuple):
@@ -77,6 +76,7 @@ class Fault(Enum):
     WITHDREW = "withdrew the publication"
     SILENT = "delivered nothing in time"
     UNREACHABLE = "can't be reached by any transport"
+    GIVEN_UP = "was slower than another one would have been"
 
 
 class SourceState(Enum):
@@ -131,6 +131,14 @@ class Source:
     """Of a twin: the chunks that it has, and their digests by its own list."""
     bad: int = 0
     """Chunks of which it sent wrong bytes."""
+    given_up: int = 0
+    """Chunks that were taken back from it (endgame.py)."""
+    heard: bool = False
+    """It made an offer."""
+    spring: bool = False
+    """It had everything when we first heard of it."""
+    serving: frozenset[SourceId] = frozenset()
+    """Who else is being served there."""
     endpoints: tuple[Endpoint, ...] = ()
     in_flight: dict[int, float] = field(default_factory=dict)
     """Chunk → when its reader was asked for it."""
@@ -156,6 +164,8 @@ class Source:
     chunks: int = 0
     mismatches: int = 0
     rate: float | None = None
+    pace: float = 0.0
+    """Chunks a second, by the newest one; 0 if unmeasured."""
     delivered_at: float = float("-inf")
     notes: list[str] = field(default_factory=list)
 
@@ -195,9 +205,23 @@ class Source:
         took = now - max(asked, self.delivered_at)
         self.delivered_at = now
         if took > 0:
+            self.pace = 1 / took
             rate = num_bytes / took
             old = rate if self.rate is None else self.rate
             self.rate = old + RATE_WEIGHT * (rate - old)
+
+    def was_slow(self, num_bytes: int, took: float) -> None:
+        """It did not bring a chunk in so many seconds."""
+        self.rate = min(self.rate or num_bytes / took, num_bytes / took)
+        self.pace = min(self.pace or 1 / took, 1 / took)
+
+    @property
+    def shared(self) -> bool:
+        """It has all, and its cable is what a swarm waits for (sharing.py).
+
+        What crosses from another zone is crossing.py's.
+        """
+        return self.spring and SAME_HOST < self.locality < FARTHEST
 
     @property
     def failing(self) -> bool:

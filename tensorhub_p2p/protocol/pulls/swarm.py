@@ -63,6 +63,7 @@ from tensorhub_p2p.protocol.pulls.pull_events import (
     SourceFound,
     SourceLost,
 )
+from tensorhub_p2p.protocol.pulls.sharing import Sharing
 from tensorhub_p2p.protocol.pulls.source_table import SourceTable
 from tensorhub_p2p.protocol.pulls.sources import (
     ACTIVE,
@@ -124,7 +125,8 @@ class Swarm:
             rng,
             outbox,
         )
-        self._dispatch = Dispatch(sources, ledger, crossing, config, rng, outbox)
+        self._sharing = Sharing(own, sources, ledger, config)
+        self._dispatch = Dispatch(sources, ledger, crossing, config, rng, outbox, self._sharing)
         self._drought = Drought(agreement, sources, ledger, crossing, config, rng)
         self._own = own
         self._locate = locate
@@ -219,8 +221,10 @@ class Swarm:
             return
         at, asked = origin
         at.delivered(now, self.layout.chunk_range(chunk)[1], asked)
+        self._sharing.moved(now)
         if self._ledger.hold(chunk, digest) and not self.done:
-            self._outbox.emit(ChunkHeld(chunk, digest))
+            known_to = frozenset() if at.spring else frozenset(id.peer for id in at.serving)
+            self._outbox.emit(ChunkHeld(chunk, digest, known_to | {at.id.peer}))
         slept = now > self._ticked + self._config.retry_interval
         if at.state is SourceState.OPEN and not slept:
             self._crossing.judge(now)
@@ -233,9 +237,12 @@ class Swarm:
         origin = self._dispatch.landed(source, chunk)
         if origin is None:
             return
-        at, _ = origin
+        at, asked = origin
         if fault is Fault.MISMATCH:
             self._courtship.mismatch(now, at, chunk)
+        elif fault is Fault.GIVEN_UP and self.layout is not None:
+            at.note(fault.value)
+            at.was_slow(self.layout.chunk_range(chunk)[1], max(now - asked, 1e-3))
         elif at.state in ACTIVE:
             self._courtship.fault(now, at, f"{fault.value}{': ' if why else ''}{why}")
         self.tick(now)
@@ -334,7 +341,7 @@ class Swarm:
             self._pages.next_wakeup(),
             self._drought.next_wakeup(),
             self._crossing.next_wakeup() if self._begun else None,
-            self._dispatch.next_stall(self._ticked) if self._begun else None,
+            self._dispatch.next_wakeup(self._ticked) if self._begun else None,
         )
 
     # --- what sources say ----------------------------------------------------------------
@@ -351,6 +358,9 @@ class Swarm:
         if offer.layout != self._agreement.digest:
             self._courtship.rest(now, source, "offers another layout of the version")
             return
+        if not source.heard:
+            source.heard, source.spring = True, have.is_full
+        source.serving = frozenset(SourceId(*other) for other in offer.others)
         self._says(now, source, have.bits, digests, offer.carrying)
         for peer, slot in offer.others:
             id, where = SourceId(peer, slot), self._locate(peer)
@@ -370,6 +380,8 @@ class Swarm:
     def _updated(self, now: float, source: Source, update: PullUpdate) -> None:
         if source.state in ANSWERED and self._agreement.settled:
             have = ChunkSet.from_bytes(self._ledger.manifest.num_chunks, update.have).bits
+            if update.others is not None:
+                source.serving = frozenset(SourceId(*other) for other in update.others)
             self._says(now, source, have, update.digests, update.carrying)
 
     def _says(
@@ -381,6 +393,8 @@ class Swarm:
         carrying: bytes | None,
     ) -> None:
         """What it has, and which digests; ValueError if one can't be, from there on."""
+        if have & ~source.have:
+            self._sharing.moved(now)
         if not self._courtship.is_twin(source):
             self._crossing.said(now, source, have, self._under_way(carrying))
             source.have = have

@@ -16,7 +16,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from tensorhub_p2p.protocol.chunks import ChunkSet
-from tensorhub_p2p.protocol.layout import Layout, TensorSpec
+from tensorhub_p2p.protocol.layout import MIN_CHUNK_BYTES, Layout, TensorSpec
 from tensorhub_p2p.protocol.messages import Endpoint
 
 TRANSPORT = "sim"
@@ -41,8 +41,8 @@ def damaged(token: Token) -> Token:
 
 
 def layout_of(num_chunks: int) -> Layout:
-    """A real layout of so many chunks of 1 MiB; no memory is behind it."""
-    size = num_chunks << 20
+    """A real layout of so many chunks, of the smallest size; no memory is behind it."""
+    size = num_chunks * MIN_CHUNK_BYTES
     return Layout([TensorSpec("w", "uint8", (size,), size)])
 
 

@@ -52,6 +52,7 @@ from tensorhub_p2p.protocol.pulls.pull_events import (
     SourceFound,
     SourceLost,
     Starved,
+    TakeBack,
 )
 from tensorhub_p2p.protocol.pulls.sources import Candidate, Fault, SourceId
 from tensorhub_p2p.protocol.pulls.swarm import Swarm
@@ -111,6 +112,8 @@ class Reading:
     chunk: int
     asked: float
     seen: Token = ""
+    over: bool = False
+    """It was reported, or broken off."""
 
 
 class Reads:
@@ -154,11 +157,18 @@ class Reads:
         begins = max(now, self._free_at.get(source.peer, now))
         self._free_at[source.peer] = begins + lasts
         reading = Reading(pull, source, int(endpoints[0].blob), chunk, now)
+        pull.readings[source, chunk] = reading
         self._network.at(begins, lambda: self._begin(reading, lasts))
+
+    def take_back(self, reading: Reading) -> None:
+        """Break it off, unless it was reported; it writes nothing from here on."""
+        if not reading.over:
+            self._report(reading, Fault.GIVEN_UP)
+            reading.over = True
 
     def _begin(self, reading: Reading, lasts: float) -> None:
         pull, source = reading.pull, reading.source
-        if pull.over or self._is_stopped(reading):
+        if pull.over or reading.over or self._is_stopped(reading):
             return
         export = self._export(reading)
         if export is None or not export.admits(reading.chunk):
@@ -174,7 +184,7 @@ class Reads:
 
     def _end(self, reading: Reading, export: Export) -> None:
         export.reads -= 1
-        if reading.pull.over or self._is_stopped(reading):
+        if reading.pull.over or reading.over or self._is_stopped(reading):
             return
         if not export.open and not self._one_sided:
             self._report(reading, Fault.WITHDREW)
@@ -184,6 +194,7 @@ class Reads:
             token = torn(reading.seen, token)
         if self.damage and self._rng.random() < self.damage:
             token = damaged(token)
+        reading.over = True
         reading.pull.deliver(Landed(reading.source, reading.chunk, token))
 
     def _is_stopped(self, reading: Reading) -> bool:
@@ -210,7 +221,13 @@ class Reads:
         when = self._network.now + ROUND_TRIP
         if fault is Fault.SILENT:
             when = max(self._network.now, reading.asked + self._timeout)
-        self._network.at(when, lambda: reading.pull.deliver(report))
+
+        def deliver() -> None:
+            if fault is Fault.GIVEN_UP or not reading.over:
+                reading.over = True
+                reading.pull.deliver(report)
+
+        self._network.at(when, deliver)
 
     def _export(self, reading: Reading) -> Export | None:
         machine = self._network.host(reading.source.peer).machine
@@ -277,6 +294,8 @@ class SimPull:
         self._timer_at = -inf
         """When the process's timer for this pull goes off next, if that is to come."""
         self._endpoints: dict[SourceId, tuple[Endpoint, ...]] = {}
+        self.readings: dict[tuple[SourceId, int], Reading] = {}
+        """By source and chunk: the last read."""
         self.holders: dict[SourceId, Publication] = {}
         """What the directory says they hold; others hold what is pulled."""
         self._found: list[SourceFound] = []
@@ -410,11 +429,14 @@ class SimPull:
             self._wanted[event.chunk] = event.digest
             endpoints = self._endpoints[event.source]
             self.peer.world.reads.read(self, event.source, endpoints, event.chunk)
+        elif isinstance(event, TakeBack):
+            self.peer.world.reads.take_back(self.readings[event.source, event.chunk])
         elif isinstance(event, ChunkHeld):
             assert self.export is not None
             self.export.allowed.add(event.chunk)
             if self._announced is not None:
-                node.verified(now, slot, publication, event.chunk, event.digest)
+                known_to = event.known_to
+                node.verified(now, slot, publication, event.chunk, event.digest, known_to)
             else:
                 self.untold[event.chunk] = event.digest
         elif isinstance(event, Carrying):

@@ -1,0 +1,1 @@
+"""Whole swarms on limited links under a virtual clock."""
