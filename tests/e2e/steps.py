@@ -154,9 +154,9 @@ def replicate_across(
 
     plain_held, plain_read, seen = PullRun.held, Link._read, 0
 
-    def held(self: PullRun, chunk: int, digest: bytes) -> None:
+    def held(self: PullRun, *chunk: Any) -> None:
         nonlocal seen
-        plain_held(self, chunk, digest)
+        plain_held(self, *chunk)
         seen += 1
         if seen == say_at:
             world.say("in the middle")

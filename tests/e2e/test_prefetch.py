@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from steps import MIB, Tensors, blank, fill, wrong
@@ -52,8 +53,8 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Pause]]:
 
     plain = Copy.held
 
-    def held(self: Copy, chunk: int, digest: bytes) -> None:
-        plain(self, chunk, digest)
+    def held(self: Copy, *chunk: Any) -> None:
+        plain(self, *chunk)
         for each in made:
             each.held(len(self._digests))
 
