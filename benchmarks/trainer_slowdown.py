@@ -11,7 +11,8 @@ the median counts. `tcp` crosses a link of 1 Gbit/s between two network namespac
 
 `gil`: the source holds Python's lock for ten seconds, in one call into C, one second after a pull
 of 1 GiB began that lasts about as long; what comes meanwhile, against as many seconds of an
-undisturbed pull. `pages`: the loop in the second after 1 GiB was registered. Results are saved in benchmarks/results/trainer_slowdown.json.
+undisturbed pull. `pages`: the loop in the second after 1 GiB was registered. Results are saved in
+benchmarks/results/trainer_slowdown.json.
 """
 
 from __future__ import annotations

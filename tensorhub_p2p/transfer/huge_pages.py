@@ -231,7 +231,7 @@ class HugePages:
         while (region := self._next()) is not None:
             try:
                 self._serve(region)
-            except Exception:
+            except Exception:  # noqa: BLE001  pages just stay small
                 _log.exception("no huge pages for %r", region.layout)
 
     def _next(self) -> Region | None:

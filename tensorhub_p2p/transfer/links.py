@@ -414,10 +414,7 @@ class Link:
         try:
             reader.read(start, length, into, deadline, hasher)
         finally:
-            with self._changed:
-                self._writing -= 1
-                if self._closed:  # `close` waits; else idle threads would wake for nothing
-                    self._changed.notify_all()
+            self._wrote()
         if hasher.digest() == digest:
             seconds = time.monotonic() - began
             self._readers.report(
@@ -426,6 +423,13 @@ class Link:
         else:
             why = f"through {transport}"
             self._readers.report(ReadFault(self.source, chunk, Fault.MISMATCH, why))
+
+    def _wrote(self) -> None:
+        """Some read is over; only `close` waits for that."""
+        with self._changed:
+            self._writing -= 1
+            if self._closed:
+                self._changed.notify_all()
 
 
 def _fault(error: ReadFailed) -> Fault:
