@@ -11,7 +11,8 @@ the median counts. `tcp` crosses a link of 1 Gbit/s between two network namespac
 
 `gil`: the source holds Python's lock for ten seconds, in one call into C, one second after a pull
 of 1 GiB began that lasts about as long; what comes meanwhile, against as many seconds of an
-undisturbed pull. Results are saved in benchmarks/results/trainer_slowdown.json.
+undisturbed pull. `pages`: the loop in the second after 1 GiB was registered. Results are saved in
+benchmarks/results/trainer_slowdown.json.
 """
 
 from __future__ import annotations
@@ -127,6 +128,24 @@ def gil(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
     return figures, seen
 
 
+def pages(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+    """While it gets huge pages behind 1 GiB that was just registered."""
+    seen = Rounds()
+    for _ in range(max(3, options.rounds // 2)):
+        with Cluster(1, transports=["cma"]) as (trainer,):
+            trainer.compute(time.monotonic() + 0.5)
+            alone = trainer.compute(time.monotonic() + SECONDS / 2)
+            trainer.open("flat", "trainer", 1, LONG_SIZE)
+            began = time.monotonic()
+            steps = trainer.compute(began + SECONDS / 4)
+            trainer.wait_for_huge_pages()
+            seen.add("slower", alone / steps)
+            seen.add("seconds", time.monotonic() - began)
+    told = f"which takes {machine.percentile(seen.values['seconds'], 50):.1f} s"
+    slower = machine.percentile(seen.values["slower"], 50)
+    return [Figure("slow-down of the trainer meanwhile", slower, "x", detail=told)], seen
+
+
 def held(source: Remote, target: Remote, name: str, seen: Rounds) -> Figure:
     """What a pull gets in the seconds in which the GIL is held, against as many of a free one."""
     start(source, target, LONG_SIZE)
@@ -160,7 +179,7 @@ def _gigabytes(seen: Rounds, name: str) -> str:
     return f"{machine.percentile(seen.values[name], 50) / 1e9:.2f} GB/s"
 
 
-CASES: dict[str, Case] = {"cma": cma, "tcp": tcp, "gil": gil}
+CASES: dict[str, Case] = {"cma": cma, "tcp": tcp, "gil": gil, "pages": pages}
 
 
 def main() -> int:

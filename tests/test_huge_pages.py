@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,48 @@ def test_after_forget_returns_nothing_is_advised(
     assert sum(start <= address < end for address in advised) <= count
     assert smaps(array, "AnonHugePages") < array.nbytes
     pages.forget(region)  # harmless
+
+
+@needs_them
+def test_a_region_that_is_forgotten_just_before_a_block_is_not_advised(
+    pages: HugePages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = small_pages(2 * BLOCK)
+    array[:] = 1
+    region = Region.of({"t": array})
+
+    def forget_first(*_: int) -> bool:
+        pages.forget(region)
+        return True
+
+    monkeypatch.setattr(huge_pages, "is_populated", forget_first)
+    pages.ask(region)
+    assert pages.settled(30)
+    assert smaps(array, "AnonHugePages") == 0
+
+
+def test_forget_waits_for_the_block_that_is_being_advised(
+    pages: HugePages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = Region.of({"t": small_pages(2 * BLOCK)})
+    begun, go_on = threading.Event(), threading.Event()
+
+    def advise(*_: int) -> int:
+        begun.set()
+        assert go_on.wait(30)
+        return 0
+
+    monkeypatch.setattr(huge_pages, "unavailable", lambda: None)
+    monkeypatch.setattr(huge_pages, "_advise", advise)
+    pages.ask(region)
+    assert begun.wait(30)
+    forgetting = threading.Thread(target=pages.forget, args=(region,))
+    forgetting.start()
+    forgetting.join(0.1)
+    assert forgetting.is_alive()
+    go_on.set()
+    forgetting.join(30)
+    assert not forgetting.is_alive()
 
 
 @needs_them

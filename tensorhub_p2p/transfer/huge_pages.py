@@ -231,8 +231,8 @@ class HugePages:
         while (region := self._next()) is not None:
             try:
                 self._serve(region)
-            except OSError as error:
-                _log.debug("no huge pages for %r: %s", region.layout, error)
+            except Exception:  # noqa: BLE001  pages just stay small
+                _log.exception("no huge pages for %r", region.layout)
 
     def _next(self) -> Region | None:
         with self._changed:

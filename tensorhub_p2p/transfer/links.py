@@ -479,9 +479,7 @@ class Link:
         try:
             reader.read(start, length, into, deadline, hasher)
         finally:
-            with self._changed:
-                self._writing -= 1
-                self._wake_closer()
+            self._wrote()
         if hasher.digest() == digest:
             seconds = time.monotonic() - began
             self._readers.report(
@@ -491,10 +489,12 @@ class Link:
             why = f"through {transport}"
             self._readers.report(ReadFault(self.source, chunk, Fault.MISMATCH, why))
 
-    def _wake_closer(self) -> None:
-        """`close` may wait for readers; idle threads would wake for nothing."""
-        if self._closed:
-            self._changed.notify_all()
+    def _wrote(self) -> None:
+        """Some read is over; only `close` waits for that."""
+        with self._changed:
+            self._writing -= 1
+            if self._closed:
+                self._changed.notify_all()
 
 
 def _fault(error: ReadFailed) -> Fault:

@@ -25,7 +25,13 @@ from typing import Any
 from tensorhub_p2p.errors import LayoutMismatch, StateError
 from tensorhub_p2p.protocol.layout import MAX_DIFFERENCES, Layout
 from tensorhub_p2p.transfer.footprint import Footprint, row_major
-from tensorhub_p2p.transfer.registering import MAX_PIECES, Found, find_all, note_written
+from tensorhub_p2p.transfer.registering import (
+    MAX_PIECES,
+    Found,
+    find_all,
+    note_written,
+    whom_to_tell,
+)
 from tensorhub_p2p.transfer.watching import Watch
 
 IOV_MAX = 1024
@@ -117,7 +123,16 @@ class Region:
     `check_unmoved` does that.
     """
 
-    __slots__ = ("__weakref__", "_arranged", "_found", "_roots", "_watch", "extents", "layout")
+    __slots__ = (
+        "__weakref__",
+        "_arranged",
+        "_found",
+        "_roots",
+        "_told",
+        "_watch",
+        "extents",
+        "layout",
+    )
 
     def __init__(self, layout: Layout, found: list[Found]) -> None:
         """`found[i]` is the memory of `layout.tensors[i]`. Use `Region.of` instead."""
@@ -126,6 +141,7 @@ class Region:
         self._roots: list[tuple[int, int]] | None = None
         """(start in the range, index) of each block's root; None until somebody asks."""
         self._watch: Watch | None = None
+        self._told: list[Any] | None = None
         self._arranged: Region | None = None
         """The same memory in the order that was last asked for."""
         self.extents = Extents(
@@ -234,7 +250,9 @@ class Region:
 
     def note_written(self) -> None:
         """The tensors are about to change; see `registering.note_written`."""
-        note_written(self._found)
+        if self._told is None:
+            self._told = whom_to_tell(self._found)
+        note_written(self._told)
 
     def check_writable(self) -> None:
         """StateError, naming the tensor, if one lies in read-only memory (a mapped file)."""

@@ -147,6 +147,8 @@ class Found:
         "memory",
         "num_bytes",
         "shape",
+        "size",
+        "size_of",
         "spec",
         "stride",
         "tensor",
@@ -161,6 +163,7 @@ class Found:
         *,
         address_of: Callable[[Any], int],
         form_of: Callable[[Any], object],
+        size_of: Callable[[Any], int] = attrgetter("nbytes"),
         item: int = 1,
         shape: tuple[int, ...] = (),
         stride: tuple[int, ...] = (),
@@ -176,6 +179,8 @@ class Found:
         self.address_of = address_of
         self.form_of = form_of
         self.form = form_of(tensor)
+        self.size_of = size_of
+        self.size = size_of(tensor)
         self.num_bytes: int = tensor.nbytes
         self.holds = holds
         """Keeps the memory even if the tensor is pointed at other memory later."""
@@ -192,7 +197,7 @@ class Found:
     def moved(self) -> bool:
         """Whether the tensor's memory is elsewhere, or is cut in another way, by now."""
         tensor = self.tensor
-        if tensor.nbytes != self.num_bytes or self.form_of(tensor) != self.form:
+        if self.size_of(tensor) != self.size or self.form_of(tensor) != self.form:
             return True
         return self.num_bytes > 0 and self.address_of(tensor) != self.footprint.address
 
@@ -205,13 +210,14 @@ class Found:
             self.tensor,
             address_of=self.address_of,
             form_of=self.form_of,
+            size_of=self.size_of,
             item=self.item,
             shape=self.shape,
             stride=self.stride,
             holds=self.holds,
             writable=self.writable,
         )
-        found.form, found.num_bytes = self.form, self.num_bytes
+        found.form, found.size, found.num_bytes = self.form, self.size, self.num_bytes
         return found
 
 
@@ -237,7 +243,9 @@ def _find_torch(name: str, tensor: Any, torch: Any) -> Found:
         footprint,
         tensor,
         address_of=torch.Tensor.data_ptr,
-        form_of=torch.Tensor.stride,
+        # Each replicate asks this of thousands: row-major ones are told by what costs least.
+        form_of=torch.Tensor.is_contiguous if tensor.is_contiguous() else torch.Tensor.stride,
+        size_of=torch.Tensor.numel,
         item=item,
         shape=shape,
         stride=stride,
@@ -388,16 +396,30 @@ def find_all(source: object) -> list[Found]:
     return found
 
 
-def note_written(found: Iterable[Found]) -> None:
-    """Tell autograd that these tensors change in place, as it can't see that.
+def whom_to_tell(found: Iterable[Found]) -> list[Any]:
+    """The torch tensors whose versions have to rise when these change in place.
+
+    Views of one tensor count their versions together: one of them is enough.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    tensors: dict[int, Any] = {}
+    for tensor in (f.tensor for f in found):
+        if isinstance(tensor, torch.Tensor):
+            tensors.setdefault(id(tensor if tensor._base is None else tensor._base), tensor)
+    return list(tensors.values())
+
+
+def note_written(tensors: list[Any]) -> None:
+    """Tell autograd that these tensors (see `whom_to_tell`) change in place: it can't see that.
 
     What was computed from them before and is differentiated afterwards is an error then,
     instead of wrong gradients.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
+    if not tensors:
         return
-    tensors = [f.tensor for f in found if isinstance(f.tensor, torch.Tensor)]
+    torch = sys.modules["torch"]
     try:
         torch.autograd.graph.increment_version(tensors)
     except TypeError:  # an older torch takes one at a time

@@ -21,20 +21,21 @@ class Watch:
 
     def __init__(self, found: list[Found]) -> None:
         self._by_call: dict[
-            tuple[Callable[[Any], int], Callable[[Any], object]],
+            tuple[Callable[[Any], int], Callable[[Any], int], Callable[[Any], object]],
             list[tuple[Any, int, int, object]],
         ] = {}
-        """(tensor, its address, its bytes, its form), as they were, by what tells them."""
+        """(tensor, its address, its size, its form), as they were, by what tells them."""
         for f in sorted(found, key=lambda f: id(f.tensor)):  # neighbours in memory, mostly
-            known = (f.tensor, f.footprint.address, f.num_bytes, f.form)
-            self._by_call.setdefault((f.address_of, f.form_of), []).append(known)
+            known = (f.tensor, f.footprint.address, f.size, f.form)
+            calls = (f.address_of, f.size_of, f.form_of)
+            self._by_call.setdefault(calls, []).append(known)
 
     def unchanged(self) -> bool:
         """Nobody says anything else than at registration."""
-        for (address_of, form_of), known in self._by_call.items():
-            for tensor, address, num_bytes, form in known:
-                if tensor.nbytes != num_bytes or form_of(tensor) != form:
+        for (address_of, size_of, form_of), known in self._by_call.items():
+            for tensor, address, size, form in known:
+                if size_of(tensor) != size or form_of(tensor) != form:
                     return False
-                if num_bytes and address_of(tensor) != address:
+                if size and address_of(tensor) != address:
                     return False
         return True
