@@ -304,6 +304,9 @@ class PullConfig(Checked):
     chunks_in_flight: int = 8
     """Chunks that one pull has asked for and not received, stalled ones and its share of a source
     that others read too aside; twice `reader_threads` if that is more."""
+    run_ahead: float = 30.0
+    """Seconds' worth of chunks that the only source of a pull is asked for ahead of time, so that
+    it goes on sending while its Python is held up."""
     source_timeout: float = 2.0
     """Seconds after which a source that delivers nothing loses its chunks in flight."""
     slowest_rate: float = 256 * 1024

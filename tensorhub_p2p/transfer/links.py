@@ -39,6 +39,9 @@ from tensorhub_p2p.transfer.transports.base import (
     Transport,
 )
 
+BALANCE_SECONDS = 2.0
+"""Reader seconds that are left, as it seems, when streams take no more than half their share."""
+
 FAULTS: dict[type[ReadFailed], Fault] = {
     SourceGone: Fault.GONE,
     SourceWithdrew: Fault.WITHDREW,
@@ -169,6 +172,8 @@ class Link:
         self._idle = 0
         self._in_hand = 0
         """Orders that threads took and are not through with."""
+        self._chunk_seconds = 0.0
+        """How long the last chunk took."""
         self._writing = 0
         self._closed = False
         self._usable = deque(self._choices())
@@ -303,13 +308,11 @@ class Link:
         stream = _Stream()
         try:
             while self._take(stream):
-                order = stream.orders[0]
                 try:
-                    self._do(order, stream)
+                    self._do(stream.orders[0], stream)
                 except ReadFailed as error:
                     if not stream.broken:
-                        self._give_back(order, _fault(error), str(error))
-                        self._put_down(stream)
+                        self._fail(stream, error)
                 else:
                     self._put_down(stream)
                 if stream.broken:
@@ -342,11 +345,19 @@ class Link:
         self._under_way[order.chunk] = stream
         self._in_hand += 1
 
-    def _put_down(self, stream: _Stream) -> None:
-        """The first order is done with."""
+    def _put_down(self, stream: _Stream) -> Order:
+        """The first order in hand is done with; returns it."""
         with self._changed:
             stream.told = max(0, stream.told - 1)
-            self._forget(stream.orders.popleft())
+            order = stream.orders.popleft()
+            self._forget(order)
+            return order
+
+    def _fail(self, stream: _Stream, error: ReadFailed) -> None:
+        """The first order in hand failed, and those with it that won't come either."""
+        alone = isinstance(error, SourceWithdrew)
+        for _ in range(1 if alone else len(stream.orders)):
+            self._give_back(self._put_down(stream), _fault(error), str(error))
 
     def _forget(self, order: Order) -> None:
         """It is in nobody's hands any more."""
@@ -384,7 +395,10 @@ class Link:
         waiting = len(self._orders)
         if self._closed or waiting <= self._idle or self._orders[0].digest is None:
             return False
-        return len(stream.orders) * self._threads < waiting + self._in_hand
+        mine, all_of_it = len(stream.orders) * self._threads, waiting + self._in_hand
+        if len(stream.orders) > 1 and all_of_it * self._chunk_seconds < BALANCE_SECONDS:
+            mine *= 2  # near the end a faster stream takes what a slower one left
+        return mine < all_of_it
 
     def _do(self, order: Order, stream: _Stream) -> None:
         """Carry out one order, falling back from transport to transport."""
@@ -483,7 +497,7 @@ class Link:
                 self._writing -= 1
                 self._wake_closer()
         if hasher.digest() == digest:
-            seconds = time.monotonic() - began
+            self._chunk_seconds = seconds = time.monotonic() - began
             self._readers.report(
                 Landed(self.source, chunk, digest, length, seconds, hasher.seconds, transport)
             )
