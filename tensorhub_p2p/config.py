@@ -365,6 +365,12 @@ class TcpConfig(Checked):
     """Seconds after which a connection without a request is closed."""
     stall_timeout: float = 10.0
     """Seconds after which a puller that takes no bytes is broken off."""
+    max_streams: int = 8
+    """Streams that a pull may have to one holder, if so many make it faster."""
+    stream_period: float = 0.25
+    """Seconds of moving over which the rate of a number of streams is measured."""
+    stream_again_after: float = 60.0
+    """Seconds of moving after which another number of streams is tried again."""
 
 
 @dataclass(frozen=True)
