@@ -304,6 +304,9 @@ class PullConfig(Checked):
     chunks_in_flight: int = 8
     """Chunks that one pull has asked for and not received, stalled ones and its share of a source
     that others read too aside; twice `reader_threads` if that is more."""
+    run_ahead: float = 30.0
+    """Seconds' worth of chunks that the only source of a pull is asked for ahead of time, so that
+    it goes on sending while its Python is held up."""
     source_timeout: float = 2.0
     """Seconds after which a source that delivers nothing loses its chunks in flight."""
     slowest_rate: float = 256 * 1024
@@ -362,6 +365,12 @@ class TcpConfig(Checked):
     """Seconds after which a connection without a request is closed."""
     stall_timeout: float = 10.0
     """Seconds after which a puller that takes no bytes is broken off."""
+    max_streams: int = 8
+    """Streams that a pull may have to one holder, if so many make it faster."""
+    stream_period: float = 0.25
+    """Seconds of moving over which the rate of a number of streams is measured."""
+    stream_again_after: float = 60.0
+    """Seconds of moving after which another number of streams is tried again."""
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,38 @@ def test_different_chunks_are_in_flight_at_several_sources_at_once() -> None:
     assert sorted(f.source for f in fetches) == [A, A, B, B]
 
 
+def test_the_only_source_is_asked_far_ahead_once_it_delivered() -> None:
+    s = Script(chunks=64)
+    first = s.start(A)
+    assert len(first) == 4
+    usual = []
+    for fetch in first[:3]:
+        s.now += 1.0
+        s.swarm.fetched(s.now, fetch.source, fetch.chunk, fetch.digest)
+        usual += s.fetches()
+    assert len(usual) == 3
+    s.now += 1.0
+    s.swarm.fetched(s.now, first[3].source, first[3].chunk, first[3].digest)
+    ahead = s.fetches()
+    assert 25 < len(ahead) < 40, "thirty seconds' worth"
+    s.complete(usual + ahead)
+    assert len(s.swarm.held) == 64
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_nobody_is_asked_far_ahead_while_there_is_another_who_may_serve(asked: bool) -> None:
+    s = Script(chunks=64)
+    s.candidates(candidate(A), candidate(B))
+    s.offer(A)
+    if asked:
+        s.offer(B, have=())
+    s.swarm.begin(s.now)
+    for fetch in s.fetches():
+        s.now += 0.1
+        s.swarm.fetched(s.now, fetch.source, fetch.chunk, fetch.digest)
+        assert len(s.fetches()) <= 1
+
+
 def test_a_pull_ends_complete_and_says_goodbye_to_every_source() -> None:
     s = Script()
     todo = s.start(A, B)

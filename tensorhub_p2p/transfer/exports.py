@@ -15,6 +15,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -26,6 +27,8 @@ from tensorhub_p2p.transfer.memory import Region
 _log = logging.getLogger(__name__)
 
 EXPORT_ID_BYTES = 16
+PATIENT_READS = 4
+"""Reads of one reader that a drain waits for; of one who asked for more ahead, for none."""
 CUT_SECONDS = 1.0
 """How long a read that was cut off may take to notice."""
 
@@ -86,7 +89,8 @@ class Exports:
     ) -> Iterator[Region]:
         """Admit one read of [start, start + length), or raise Refused.
 
-        `cut` may be called from another thread and must make the read fail soon.
+        `cut` may be called from another thread and must make the read fail soon; it is the
+        same for all reads of one reader.
         """
         with self._changed:
             export = self._exports.get(export_id)
@@ -118,13 +122,18 @@ class Exports:
     def drain(self, export_id: bytes, deadline: float) -> None:
         """Revoke, wait for the reads under way until `deadline`, then cut those that remain.
 
-        On return no byte of the region is being sent, and the id is forgotten.
+        Who asked for more than `PATIENT_READS` at a time, to be sent whatever happens here, is
+        cut at once: to have sent it all may take long. On return no byte of the region is being
+        sent, and the id is forgotten.
         """
         self.revoke(export_id)
         with self._changed:
             export = self._exports.get(export_id)
             if export is None:
                 return
+            for cut, reads in Counter(export.cuts).items():
+                if reads > PATIENT_READS:
+                    cut()
             self._changed.wait_for(lambda: not export.cuts, deadline - time.monotonic())
             for cut in export.cuts:
                 cut()

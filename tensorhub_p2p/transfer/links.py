@@ -5,11 +5,12 @@ that works, checks each against its digest, and reports. It doesn't choose chunk
 sources, and never retries a chunk anywhere but here through the next transport.
 
 Threads. A link starts a thread with its first chunk, and more while the pull's `Readers`
-have room, so that a silent source holds up nobody but itself. A thread owns one reader at
-a time. While it reads, its reader may want to know what comes next: then it takes further
-orders, as many as are its share among the threads, and reads them in that order. `close`
-is a fence: when it returns, no byte of the target is being written by this link, or will
-be; a thread that is still busy connecting ends by itself and writes nothing.
+have room, or as many as its transport says make it faster (streams.py), so that a silent
+source holds up nobody but itself. A thread owns one reader at a time. While it reads, its
+reader may want to know what comes next: then it takes further orders, as many as are its
+share among the threads, and reads them in that order. `close` is a fence: when it returns,
+no byte of the target is being written by this link, or will be; a thread that is still busy
+connecting ends by itself and writes nothing.
 
 Choice of transport. In the order that `Choices` has for the link; a CannotReach at any moment,
 also in the middle of a chunk, is remembered with its reason and the next one takes over.
@@ -29,6 +30,7 @@ from tensorhub_p2p.protocol.pulls.sources import Fault, SourceId
 from tensorhub_p2p.transfer.choosing import Choices
 from tensorhub_p2p.transfer.digest import TimedHasher
 from tensorhub_p2p.transfer.memory import Region
+from tensorhub_p2p.transfer.streams import StreamCount
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
     Reader,
@@ -38,6 +40,9 @@ from tensorhub_p2p.transfer.transports.base import (
     SourceWithdrew,
     Transport,
 )
+
+BALANCE_SECONDS = 2.0
+"""Reader seconds that are left, as it seems, when streams take no more than half their share."""
 
 FAULTS: dict[type[ReadFailed], Fault] = {
     SourceGone: Fault.GONE,
@@ -130,11 +135,13 @@ class Readers:
 class _Stream:
     """What one thread has in hand."""
 
-    __slots__ = ("broken", "orders", "reader", "told")
+    __slots__ = ("broken", "left", "orders", "reader", "told")
 
     def __init__(self) -> None:
         self.broken = False
         """Something that it has in hand was taken back."""
+        self.left = False
+        """Its thread is not counted any more."""
         self.reader: Reader | None = None
         self.orders: deque[Order] = deque()
         """Those it took, in the order in which it reads them."""
@@ -169,6 +176,8 @@ class Link:
         self._idle = 0
         self._in_hand = 0
         """Orders that threads took and are not through with."""
+        self._chunk_seconds = 0.0
+        """How long the last chunk took."""
         self._writing = 0
         self._closed = False
         self._usable = deque(self._choices())
@@ -176,6 +185,14 @@ class Link:
         """Transports that were not even tried."""
         self.transport = self._usable[0][0] if self._usable else ""
         """The transport that is in use."""
+        self._streams: StreamCount | None = None
+        if self._usable:
+            self._count_streams(*self._usable[0])
+
+    def _count_streams(self, name: str, blob: bytes) -> None:
+        self._streams = self._readers.transports[name].streams(blob)
+        if self._streams is not None:
+            self._streams.begin()
 
     def _choices(self) -> list[tuple[str, bytes]]:
         """Transports of both sides that may work, in our order; the others are explained."""
@@ -248,17 +265,31 @@ class Link:
                 self._give_back(order, Fault.GONE, "the link is closed")
                 return
             self._orders.append(order)
-            if self._idle >= len(self._orders) or not self._may_grow():
-                self._changed.notify()
+            self._changed.notify()
+        self._grow()
+
+    def _grow(self) -> None:
+        """Start a thread if there is something for it to do."""
+        with self._changed:
+            if self._idle >= len(self._orders) or self._closed or not self._may_grow():
                 return
             self._threads += 1
         threading.Thread(target=self._work, name="tensorhub_p2p-reader", daemon=True).start()
 
+    @property
+    def _limit(self) -> int:
+        """Threads that this link should have."""
+        return self._streams.count if self._streams else self._readers.config.reader_threads
+
     def _may_grow(self) -> bool:
-        """The first thread always; more only while the pull has few, and this link not many."""
-        limit = self._readers.config.reader_threads
+        """The first thread always; more only while the pull has few, and this link not many.
+
+        A link that is faster with more streams than the pull's readers gets those.
+        """
+        limit, usual = self._limit, self._readers.config.reader_threads
         with self._readers.lock:
-            grow = not self._threads or (self._threads < limit and self._readers.threads < limit)
+            room = self._readers.threads < usual or limit > usual
+            grow = not self._threads or (self._threads < limit and room)
             self._readers.threads += grow
         return grow
 
@@ -303,13 +334,11 @@ class Link:
         stream = _Stream()
         try:
             while self._take(stream):
-                order = stream.orders[0]
                 try:
-                    self._do(order, stream)
+                    self._do(stream.orders[0], stream)
                 except ReadFailed as error:
                     if not stream.broken:
-                        self._give_back(order, _fault(error), str(error))
-                        self._put_down(stream)
+                        self._fail(stream, error)
                 else:
                     self._put_down(stream)
                 if stream.broken:
@@ -319,9 +348,15 @@ class Link:
         finally:
             self._drop(stream)
             with self._changed:
-                self._threads -= 1
+                self._leave(stream)
             with self._readers.lock:
                 self._readers.threads -= 1
+
+    def _leave(self, stream: _Stream) -> None:
+        if not stream.left:
+            stream.left = True
+            self._threads -= 1
+            self._changed.notify()  # another one may take what woke this one
 
     def _take(self, stream: _Stream) -> bool:
         """Have an order in hand, waiting for one; False once there will be none."""
@@ -331,7 +366,8 @@ class Link:
             self._idle += 1
             self._changed.wait_for(lambda: self._orders or self._closed)
             self._idle -= 1
-            if not self._orders:
+            if not self._orders or self._threads > max(1, self._limit):
+                self._leave(stream)
                 return False
             self._pick_up(stream)
             return True
@@ -342,11 +378,19 @@ class Link:
         self._under_way[order.chunk] = stream
         self._in_hand += 1
 
-    def _put_down(self, stream: _Stream) -> None:
-        """The first order is done with."""
+    def _put_down(self, stream: _Stream) -> Order:
+        """The first order in hand is done with; returns it."""
         with self._changed:
             stream.told = max(0, stream.told - 1)
-            self._forget(stream.orders.popleft())
+            order = stream.orders.popleft()
+            self._forget(order)
+            return order
+
+    def _fail(self, stream: _Stream, error: ReadFailed) -> None:
+        """The first order in hand failed, and those with it that won't come either."""
+        alone = isinstance(error, SourceWithdrew)
+        for _ in range(1 if alone else len(stream.orders)):
+            self._give_back(self._put_down(stream), _fault(error), str(error))
 
     def _forget(self, order: Order) -> None:
         """It is in nobody's hands any more."""
@@ -384,7 +428,12 @@ class Link:
         waiting = len(self._orders)
         if self._closed or waiting <= self._idle or self._orders[0].digest is None:
             return False
-        return len(stream.orders) * self._threads < waiting + self._in_hand
+        if len(stream.orders) > 1 and self._streams and not self._streams.settled:
+            return False  # streams that are still to come want something to do, too
+        mine, all_of_it = len(stream.orders) * self._threads, waiting + self._in_hand
+        if len(stream.orders) > 1 and all_of_it * self._chunk_seconds < BALANCE_SECONDS:
+            mine *= 2  # near the end a faster stream takes what a slower one left
+        return mine < all_of_it
 
     def _do(self, order: Order, stream: _Stream) -> None:
         """Carry out one order, falling back from transport to transport."""
@@ -422,15 +471,17 @@ class Link:
             except CannotReach as error:
                 self._exclude(name, error)
                 continue
-            if self._adopt(name, reader):
+            if self._adopt(name, blob, reader):
                 stream.reader, stream.told = reader, 0
                 reader.ahead = lambda: self._ahead(stream)
                 return reader
 
-    def _adopt(self, name: str, reader: Reader) -> bool:
+    def _adopt(self, name: str, blob: bytes, reader: Reader) -> bool:
         """Let `abort` know of this reader; False (and it is closed) if that came first."""
         with self._changed:
             if not self._closed:
+                if name != self.transport:
+                    self._count_streams(name, blob)
                 self.transport = name
                 self._open[reader] = name
                 return True
@@ -481,10 +532,14 @@ class Link:
         finally:
             self._wrote()
         if hasher.digest() == digest:
-            seconds = time.monotonic() - began
+            now = time.monotonic()
+            self._chunk_seconds = seconds = now - began
+            if self._streams is not None:
+                self._streams.landed(now, length)
             self._readers.report(
                 Landed(self.source, chunk, digest, length, seconds, hasher.seconds, transport)
             )
+            self._grow()
         else:
             why = f"through {transport}"
             self._readers.report(ReadFault(self.source, chunk, Fault.MISMATCH, why))

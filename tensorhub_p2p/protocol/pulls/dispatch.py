@@ -11,7 +11,8 @@ that reports. One that takes longer than a quarter of `source_timeout` is *stall
 stays in flight, but no longer keeps another one from going.
 
 Bounds: 2 x `reader_threads` chunks in flight that are not stalled, shared by the open
-sources; `MIN_IN_FLIGHT` of them every source may have.
+sources; `MIN_IN_FLIGHT` of them every source may have. The only source that there is may have
+more (run_ahead.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tensorhub_p2p.protocol.pulls.endgame import Endgame
 from tensorhub_p2p.protocol.pulls.ledger import Ledger
 from tensorhub_p2p.protocol.pulls.picking import any_of, best_source, rarest, rarity_levels
 from tensorhub_p2p.protocol.pulls.pull_events import Fetch
+from tensorhub_p2p.protocol.pulls.run_ahead import run_ahead
 from tensorhub_p2p.protocol.pulls.sharing import Sharing
 from tensorhub_p2p.protocol.pulls.source_table import SourceTable
 from tensorhub_p2p.protocol.pulls.sources import Source, SourceId
@@ -67,6 +69,7 @@ class Dispatch:
     def hand_out(self, now: float) -> None:
         """Hand out fetches as long as there are readers and chunks for them."""
         in_flight = in_flight_limit(self._config)
+        in_flight += run_ahead(self._sources, in_flight, self._config)
         withheld = self._sharing.withheld(now)
         sources = self._sources.open()
         if withheld:
@@ -77,15 +80,19 @@ class Dispatch:
             for asked in source.in_flight.values()
             if not (withheld and source.shared)
         )
-        self._spread(now, [s for s in sources if not (withheld and s.shared)], in_flight - flying)
+        others = [s for s in sources if not (withheld and s.shared)]
+        self._spread(now, others, in_flight, in_flight - flying)
         self._endgame.judge(now, sources, withheld, self._crossing.allowed(now))
 
-    def _spread(self, now: float, sources: list[Source], room: int) -> None:
-        """Hand out so many more fetches, from near and fast sources before others."""
+    def _spread(self, now: float, sources: list[Source], in_flight: int, room: int) -> None:
+        """Hand out `room` more fetches, from near and fast sources before others.
+
+        The sources share `in_flight` between them.
+        """
         ledger = self._ledger
         if room <= 0 or not sources or not ledger.wanted:
             return
-        limit = max(MIN_IN_FLIGHT, in_flight_limit(self._config) // len(sources))
+        limit = max(MIN_IN_FLIGHT, in_flight // len(sources))
         levels = rarity_levels(s.have for s in self._sources.answering())
         num_needed = ledger.needed.bit_count()
         across = self._crossing.allowed(now)

@@ -21,6 +21,7 @@ from tensorhub_p2p.errors import TransferError
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.transfer.digest import Hasher
 from tensorhub_p2p.transfer.memory import Region
+from tensorhub_p2p.transfer.streams import StreamCount
 
 
 class ReadFailed(TransferError):
@@ -114,6 +115,10 @@ class Transport(ABC):
     @abstractmethod
     def connect(self, endpoint: bytes, deadline: float) -> Reader:
         """A reader of this endpoint. Raises ReadFailed: CannotReach if another way may work."""
+
+    def streams(self, endpoint: bytes) -> StreamCount | None:
+        """How many readers a link to there should have; None: it makes no difference."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

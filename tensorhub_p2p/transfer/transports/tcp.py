@@ -3,7 +3,8 @@
 Rule of this file. The transport itself: what it exports, whom it dials. What goes over the wire
 is in tcp_wire.py, the holder's end in tcp_server.py, the puller's in tcp_reader.py.
 
-Several streams to one holder are several readers. Where there is a secret, every stream is TLS
+Several streams to one holder are several readers; how many pay is found out by measurement
+(streams.py) and remembered for each holder. Where there is a secret, every stream is TLS
 1.3 with the cluster's certificate at both ends.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Sequence
 
@@ -21,6 +23,7 @@ from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.transfer.credentials import Credentials
 from tensorhub_p2p.transfer.exports import Exports
 from tensorhub_p2p.transfer.memory import Region
+from tensorhub_p2p.transfer.streams import StreamCount
 from tensorhub_p2p.transfer.transports.addresses import split_address, with_port
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
@@ -32,6 +35,9 @@ from tensorhub_p2p.transfer.transports.base import (
 from tensorhub_p2p.transfer.transports.tcp_reader import TcpReader
 from tensorhub_p2p.transfer.transports.tcp_server import Server
 from tensorhub_p2p.transfer.transports.tcp_wire import Endpoint, decode, encode, keep_alive
+
+MAX_REMEMBERED = 1024
+"""Holders of which it is remembered how many streams suit them."""
 
 
 class TcpTransport(Transport):
@@ -56,6 +62,8 @@ class TcpTransport(Transport):
         self.config = config or TcpConfig()
         self.silence = silence
         self._exports = Exports()
+        self._lock = threading.Lock()
+        self._streams: dict[tuple[str, ...], StreamCount] = {}
         self._client_tls = credentials.client_context() if credentials else None
         server_tls = credentials.server_context() if credentials else None
         self._server = Server(bind, self._exports, server_tls, self.config)
@@ -85,6 +93,17 @@ class TcpTransport(Transport):
         if tls != (self._client_tls is not None):
             return "only it has a cluster secret" if tls else "only this peer has a cluster secret"
         return None
+
+    def streams(self, endpoint: bytes) -> StreamCount | None:
+        addresses = decode(endpoint).addresses
+        with self._lock:
+            count = self._streams.pop(addresses, None) or StreamCount(
+                self.config.max_streams, self.config.stream_period, self.config.stream_again_after
+            )
+            self._streams[addresses] = count  # the last one used is the last one forgotten
+            if len(self._streams) > MAX_REMEMBERED:
+                del self._streams[next(iter(self._streams))]
+        return count
 
     def connect(self, endpoint: bytes, deadline: float) -> Reader:
         reason = self.reachable(endpoint)

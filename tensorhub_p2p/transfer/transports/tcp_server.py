@@ -28,7 +28,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from typing import NamedTuple
@@ -157,13 +157,17 @@ class Server:
     def _serve(self, connection: socket.socket, deadline: float) -> None:
         requests = _Requests(connection)
         scratch: Scratch | None = None
+
+        def cut() -> None:
+            shut(connection)
+
         while not self._closed.is_set():
             asked = requests.take(deadline)
             if asked is None:
                 return
             connection.settimeout(None)
             with ExitStack() as reads:
-                answers = [self._admit(request, connection, reads) for request in asked]
+                answers = [self._admit(request, cut, reads) for request in asked]
                 if isinstance(connection, ssl.SSLSocket):
                     scratch = scratch or Scratch(STEP_BYTES)
                     for answer in answers:
@@ -172,18 +176,14 @@ class Server:
                     _send(connection, answers)
             deadline = time.monotonic() + self._config.idle_timeout
 
-    def _admit(self, request: _Request, connection: socket.socket, reads: ExitStack) -> _Answer:
+    def _admit(self, request: _Request, cut: Callable[[], None], reads: ExitStack) -> _Answer:
         """What to answer. An admitted read goes on until `reads` is closed."""
+        export, start, length = request
         try:
-            region = reads.enter_context(
-                self._exports.reading(
-                    request.export, request.start, request.length, lambda: shut(connection)
-                )
-            )
+            region = reads.enter_context(self._exports.reading(export, start, length, cut))
         except Refused as refused:
             return _Answer(ANSWER.pack(MAGIC, refused.refusal, 0), None, 0, 0)
-        header = ANSWER.pack(MAGIC, SERVED, request.length)
-        return _Answer(header, region, request.start, request.length)
+        return _Answer(ANSWER.pack(MAGIC, SERVED, length), region, start, length)
 
 
 class _Request(NamedTuple):
