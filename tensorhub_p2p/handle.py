@@ -499,9 +499,8 @@ class ShardHandle:
 
     def _let_go(self, deadline: float) -> None:
         """On return the tensors are neither read nor written."""
-        self._prefetcher.end("the handle was closed")
         self._wait_for_verb(deadline)
-        self._prefetcher.end("the handle was closed")  # the verb may have been a prefetch
+        self._prefetcher.end("the handle was closed")
         # Readers had their time: what is left is at most what they read without a lease.
         self._end_exports(min(1.0, max(0.1, deadline - time.monotonic())))
         self._release()

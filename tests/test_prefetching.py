@@ -82,14 +82,17 @@ def test_what_is_found_is_what_a_group_would_get_and_nothing_is_pinned() -> None
 def test_what_is_absent_is_waited_for_until_the_deadline() -> None:
     cluster = trainers()
     cluster.publish_all(TRAINER, TRAINERS, 1)
-    two = find(cluster, "2")
+    two = find(cluster, "2", timeout=60.0)
     (error,) = cluster.errors(find(cluster, "3", timeout=2.0))
     assert isinstance(error, Timeout)
     assert "there is version 1" in str(error)
     give_up(cluster)
+    cluster.net.run_for(20.0)  # looks by itself are rare by now
     cluster.publish_all(TRAINER, TRAINERS, 2)
+    published = cluster.now
     (found,) = cluster.wait(two)
     assert found.publication.version == 2
+    assert cluster.now - published < 0.5, "it was told"
 
 
 def test_the_newest_is_never_below_what_is_held_already() -> None:
@@ -149,6 +152,25 @@ def test_it_is_no_safe_copy_of_what_is_retained_and_no_retain_holds_it() -> None
     cluster.net.run_for(LOOK)
     assert gone(cluster) == {0, 1}
     assert len(cluster.copies) == 2
+
+
+def test_chunks_are_served_while_others_are_still_missing() -> None:
+    cluster = trainers()
+    cluster.publish_all(TRAINER, TRAINERS, 1)
+    prefetch(cluster, shards=1, whole=False)
+    node = cluster.nodes[AHEAD]
+    publication = node.prefetches.get(slot(0)).publication  # type: ignore[union-attr]
+    digest = cluster.digest_of(publication, 0, 0)
+    node.verified(cluster.now, slot(0), publication, 0, digest)
+    reader = cluster.nodes[2].info.peer_id
+    node.receive(cluster.now, reader, PullHello("p", slot(0), publication, LAYOUT.digest, ()))
+    cluster.net.settle(node.info.peer_id)
+    cluster.net.run_for(0.1)
+    (offer,) = [e.message for _, p, e in cluster.events if isinstance(e, PullMessage) and p == 2]
+    assert isinstance(offer, PullOffer)
+    assert (offer.granted, offer.have, offer.digests) == (True, b"\x01", digest)
+    (summary,) = cluster.wait(cluster.versions(2))[0]
+    assert summary.holders == 3, "others find it"
 
 
 def test_it_is_served_and_when_it_is_released_its_readers_are_sent_elsewhere() -> None:

@@ -26,7 +26,8 @@ from test_stock import stock
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.explaining import explain
 from tensorhub_p2p.protocol.identity import PeerId
-from tensorhub_p2p.protocol.messages import PullHello
+from tensorhub_p2p.protocol.messages import Phase, PullHello
+from tensorhub_p2p.protocol.pulls.sources import Source, SourceState
 from tensorhub_p2p.results import Fallback, Pull, SourceReport
 from tensorhub_p2p.runtime.reporting import report
 from tensorhub_p2p.transfer.engine import ShardPull
@@ -160,6 +161,13 @@ def test_a_source_whose_slots_are_full_says_so() -> None:
     one = of(pull, A.peer)
     assert (one.verdict, one.why) == ("rejected", "its upload slots are full")
     assert "rejected: its upload slots are full" in words
+
+
+def test_that_a_source_was_full_at_first_stays_in_its_notes() -> None:
+    source = Source(A, 0, Phase.READY, PUBLICATION, listed=True)
+    source.enter(1.0, SourceState.WAITING)
+    source.enter(2.0, SourceState.OPEN)
+    assert source.facts().notes == ("its upload slots are full",)
 
 
 def test_sources_that_were_not_asked_are_told_too() -> None:

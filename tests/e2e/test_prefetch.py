@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -192,12 +194,13 @@ def test_a_version_that_goes_while_it_is_prefetched_is_no_trouble_for_the_handle
     assert freed(rollout)
 
 
+@pytest.mark.parametrize("transport", ["cma", "tcp"])
 def test_others_pull_from_what_was_prefetched_also_when_nobody_else_has_it(
-    peer: StartPeer,
+    peer: StartPeer, transport: str
 ) -> None:
-    trainer, _ = open_one(peer, "trainer", 1)
-    rollout, tensors = open_one(peer, "rollout")
-    other, others = open_one(peer, "other")
+    trainer, _ = open_one(peer, "trainer", 1, transports=[transport])
+    rollout, tensors = open_one(peer, "rollout", transports=[transport])
+    other, others = open_one(peer, "other", transports=[transport])
     trainer.publish(1)
     assert rollout.prefetch("latest").result(20) == 1
     trainer.close()
@@ -324,3 +327,42 @@ def test_prefetched_memory_that_somebody_wrote_into_is_noticed(peer: StartPeer) 
 def tensors_of(handle: th.ShardHandle) -> Tensors:
     assert handle._region is not None
     return {found.spec.name: found.tensor for found in handle._region._found}
+
+
+FORKED = """
+import os
+import numpy
+import tensorhub_p2p as th
+
+with th.Peer() as first, th.Peer(seeds=[first.address]) as second:
+    trainer, rollout = first.open("m", replica="t"), second.open("m", replica="r")
+    trainer.register({"w": numpy.ones(1 << 22, numpy.uint8)})
+    rollout.register({"w": numpy.zeros(1 << 22, numpy.uint8)})
+    ahead = rollout.prefetch(1)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            ahead.cancel()
+            for use in (ahead.result, rollout.prefetch):
+                try:
+                    use()
+                except th.PeerClosed as error:
+                    assert "forked child" in str(error)
+                    code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    trainer.publish(1)
+    assert ahead.result(20) == 1
+    assert rollout.replicate(1).over_links == 0
+    trainer.unpublish()
+print("fine")
+"""
+
+
+def test_a_forked_child_can_neither_wait_for_a_prefetch_nor_end_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "fine\n", done.stderr
