@@ -1,6 +1,7 @@
 """Ours: a published tensor, replicated. Used as a user does; the look inside is marked.
 
-Settings: `transports` (default: all), `bind` (default: loopback), `replica` (a target's name).
+Settings: `transports` (default: all), `bind` (default: loopback), `zone`, `host`, `replica` (a
+target's name).
 `write` publishes the new
 bytes and waits until their digests are taken; `withdraw_and_write` leaves that to `publish`,
 for a pull right after it.
@@ -14,7 +15,7 @@ from serving import Side, Span, Stopwatch, serve
 
 import tensorhub_p2p as th
 
-OPTIONS = ("transports", "bind")
+OPTIONS = ("transports", "bind", "zone", "host")
 
 
 class Holder(Side):
@@ -72,9 +73,14 @@ class Target(Holder):
         while len(self.peer.members()) < 2:
             time.sleep(0.02)
 
-    def take(self) -> Span:
+    def hear_of(self, version: int) -> float:
+        """Wait until it is known here; returns when it was."""
+        self.handle.wait_for(version - 1)
+        return time.monotonic()
+
+    def take(self, version: int | str = "latest") -> Span:
         with Stopwatch() as watch:
-            pull = self.handle.replicate("latest")
+            pull = self.handle.replicate(version)
         if pull.bytes != self.tensor.nbytes:
             raise RuntimeError(f"{pull.bytes} of {self.tensor.nbytes} bytes were moved")
         return watch.span
