@@ -457,9 +457,9 @@ class NixlReader(Reader):
                 if agent.done(request):
                     posted[-1] = (None, *posted[-1][1:])
                     break
-            request, begin, end = posted.pop(0)
-            if request is not None:
-                self._await(agent, request, deadline)
+            waiting, begin, end = posted.pop(0)
+            if waiting is not None:
+                self._await(agent, waiting, deadline)
             self._check_seal(agent)
             self._hash(into, begin, end - begin, hasher)
 
