@@ -64,6 +64,7 @@ from tensorhub_p2p.transfer.transports.nixl_agents import (
     SEALS,
     Agent,
     Lists,
+    Posted,
     Span,
     library,
     spans,
@@ -421,7 +422,7 @@ class NixlReader(Reader):
                 self._run(agent, lists, entries, into, deadline, hasher)
             finally:
                 if own and agent.quiet:
-                    lists.release()
+                    agent.drop(lists)
 
     def _prepare(
         self, agent: Agent, into: Region, start: int, end: int
@@ -446,7 +447,7 @@ class NixlReader(Reader):
     ) -> None:
         """Some steps ahead of the hasher, where reads take their time."""
         steps = _steps(lists.cuts, entries)
-        posted: list[tuple[Any, int, int]] = []
+        posted: list[tuple[Posted | None, int, int]] = []
         while steps or posted:
             while steps and len(posted) < AHEAD:
                 self._check(deadline)
@@ -456,9 +457,9 @@ class NixlReader(Reader):
                 if agent.done(request):
                     posted[-1] = (None, *posted[-1][1:])
                     break
-            request, begin, end = posted.pop(0)
-            if request is not None:
-                self._await(agent, request, deadline)
+            waiting, begin, end = posted.pop(0)
+            if waiting is not None:
+                self._await(agent, waiting, deadline)
             self._check_seal(agent)
             self._hash(into, begin, end - begin, hasher)
 
@@ -473,7 +474,7 @@ class NixlReader(Reader):
             for i in range(0, len(iov), 2):
                 hasher.update(view(iov[i], iov[i + 1]))
 
-    def _await(self, agent: Agent, request: Any, deadline: float) -> None:
+    def _await(self, agent: Agent, request: Posted, deadline: float) -> None:
         pause = FIRST_PAUSE
         silent_at = min(deadline, time.monotonic() + self._transport.silence)
         while not agent.done(request):

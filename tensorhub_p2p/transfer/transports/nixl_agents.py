@@ -44,6 +44,8 @@ _TRY = """
 from tensorhub_p2p.transfer.transports.nixl_agents import Agent
 Agent({module!r}, rdma={rdma!r}).close()
 """
+UCX_TRANSPORTS = "^tcp"
+"""What UCX may use: all but that, see above."""
 PAGE = 4096
 SEAL = 16
 SEALS = 64
@@ -107,8 +109,23 @@ class Lists:
         return list(range(first + 1, last + 1))
 
     def release(self) -> None:
-        self.local.release()
-        self.remote.release()
+        """Free what the library keeps. The agent ends only when nobody holds these any more."""
+        (local, self.local), (remote, self.remote) = (self.local, None), (self.remote, None)
+        for prepared in (local, remote):
+            if prepared is not None:
+                prepared.release()
+
+
+class Posted:
+    """A read that was posted, until it is done."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+    def release(self) -> None:
+        request, self.request = self.request, None
+        if request is not None:
+            request.release()
 
 
 def cut(local: Extents, remote: Extents, start: int, end: int, step: int) -> array[int]:
@@ -137,13 +154,15 @@ class Agent:
         self._agent.create_backend(
             "UCX",
             {
-                "engine_config": "TLS=^tcp",
+                "engine_config": f"TLS={UCX_TRANSPORTS}",
                 "ucx_error_handling_mode": "peer" if rdma else "none",
             },
         )
         self._targets: dict[tuple[Span, ...], tuple[Any, weakref.ref[Region]]] = {}
         self._lists: OrderedDict[tuple[bytes, bytes, bytes], Lists] = OrderedDict()
-        self._posted: set[Any] = set()
+        self._posted: set[Posted] = set()
+        self._made: set[Lists] = set()
+        """Lists that are not kept."""
         self.row = (ctypes.c_char * ROW)()
         """Where a card's seals are read to."""
         self.row_at = ctypes.addressof(self.row)
@@ -230,7 +249,14 @@ class Agent:
             self._lists[key] = made
             while len(self._lists) > MAX_LISTS:
                 self._lists.popitem(last=False)[1].release()
+        else:
+            self._made.add(made)
         return made
+
+    def drop(self, lists: Lists) -> None:
+        """Lists of a part of a layout: they are not used again."""
+        self._made.discard(lists)
+        lists.release()
 
     def _prepare(self, name: str, pieces: list[tuple[int, int, int]]) -> Any:
         return self._agent.prep_xfer_dlist(name, pieces, "DRAM")
@@ -239,7 +265,7 @@ class Agent:
         while self._lists:
             self._lists.popitem()[1].release()
 
-    def fetch(self, name: str, here: int, there: int, size: int) -> Any:
+    def fetch(self, name: str, here: int, there: int, size: int) -> Posted:
         """Start reading `size` bytes at the address `there` to `here`; `done` tells of it."""
         lists = Lists(
             array("Q"),
@@ -251,26 +277,27 @@ class Agent:
         finally:
             lists.release()
 
-    def post(self, lists: Lists, entries: list[int]) -> Any:
+    def post(self, lists: Lists, entries: list[int]) -> Posted:
         """Start reading the seals and these entries; `done` tells of it."""
         return self._post(lists, [0, *entries])
 
-    def _post(self, lists: Lists, entries: list[int]) -> Any:
+    def _post(self, lists: Lists, entries: list[int]) -> Posted:
         request = self._agent.make_prepped_xfer("READ", lists.local, entries, lists.remote, entries)
-        self._posted.add(request)
+        posted = Posted(request)
+        self._posted.add(posted)
         if self._agent.transfer(request) == "ERR":
             raise NixlError("the read could not be posted")
-        return request
+        return posted
 
-    def done(self, request: Any) -> bool:
+    def done(self, posted: Posted) -> bool:
         """Whether the bytes of a posted read are there. Raises if they won't come."""
-        state = self._agent.check_xfer_state(request)
+        state = self._agent.check_xfer_state(posted.request)
         if state == "ERR":
             raise NixlError("the read failed")
         if state != "DONE":
             return False
-        self._posted.discard(request)
-        request.release()
+        self._posted.discard(posted)
+        posted.release()
         return True
 
     @property
@@ -280,12 +307,13 @@ class Agent:
 
     def close(self) -> None:
         """The end of the agent. Nothing lands any more, and nobody reads here any more."""
-        for request in self._posted:
+        everything: list[Posted | Lists] = [*self._posted, *self._made, *self._lists.values()]
+        for held in everything:
             with contextlib.suppress(Exception):
-                request.release()
+                held.release()
         self._posted.clear()
-        with contextlib.suppress(Exception):
-            self._drop_lists()
+        self._made.clear()
+        self._lists.clear()
         self._targets.clear()
         self._agent = None
 

@@ -63,6 +63,8 @@ MAX_ADDRESS = 4096
 AHEAD = 2
 """Steps on their way at a time, and staging buffers of one stream."""
 TRY_SECONDS = 20.0
+CLOSE_NANOSECONDS = 10_000_000
+"""What each of three tries to part in order may take."""
 LOOK_SECONDS = 0.05
 """How often a sleeping reader looks whether it was closed."""
 
@@ -183,8 +185,9 @@ class Worker:
     def forget(self, address: bytes) -> None:
         """Break off with this worker."""
         peer = self._peers.pop(address, None)
-        if peer is not None:
-            peer.close()
+        # One that broke must not be closed: UCXX crashes. It goes when nobody holds it.
+        if peer is not None and peer.alive:
+            peer.close_blocking(period=CLOSE_NANOSECONDS, max_attempts=3)
 
     def forget_least_used(self, keep: int) -> None:
         while len(self._peers) > keep:
