@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from contextlib import suppress
 
 # A busy machine takes its time over an example; nothing is wrong with it then.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+with suppress(ModuleNotFoundError):  # where only transports are tried, it may not be there
+    from hypothesis import settings
+
+    settings.register_profile("patient", deadline=None)
+    settings.load_profile("patient")
