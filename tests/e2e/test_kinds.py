@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import tensorhub_p2p as th
+from tensorhub_p2p.config import TRANSPORTS
 
 StartPeer = Callable[..., th.Peer]
 PUBLISHER, FIRST, SECOND = range(3)
@@ -182,9 +183,14 @@ class Before:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize("transport", ["cma", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_every_kind_arrives_and_is_served_on(peer: StartPeer, transport: str) -> None:
-    handles = [peer(transports=[transport]).open("m", replica=f"r{i}") for i in range(3)]
+    first = peer(transports=[transport])
+    reason = first._driver.transports[transport].unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    peers = [first, peer(transports=[transport]), peer(transports=[transport])]
+    handles = [member.open("m", replica=f"r{i}") for i, member in enumerate(peers)]
     tensors = [zoo(where) for where in range(3)]
     for handle, mine in zip(handles, tensors, strict=True):
         handle.register(mine)
