@@ -207,6 +207,7 @@ def main() -> int:
         print(figure)
     if not options.dry:
         result = {
+            "command": "stall.py",
             "topology": topology,
             "figures": [{**vars(figure), "met": figure.met} for figure in measured],
             "samples": seen,
