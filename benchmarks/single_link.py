@@ -183,6 +183,8 @@ class Pair:
                 self.target.begin("connect", self.source.describe())
                 self.source.accept()
                 self.target.result()
+                self.source.settle()
+                self.target.settle()
         except BaseException:
             self.end()
             raise
