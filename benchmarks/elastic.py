@@ -1,6 +1,6 @@
 """Rollouts that come and go: how fast a newcomer has the weights. The paper's second one.
 
-    python benchmarks/elastic.py                     about six minutes; needs root (namespaces)
+    python benchmarks/elastic.py                     about seven minutes; needs root (namespaces)
     python benchmarks/elastic.py --windows 4 --rounds 2
 
 Topology. A trainer and --rollouts pre-emptible rollouts, each on a host of its own, limited to
@@ -32,6 +32,8 @@ from remote import Remote
 from testbed import Testbed, why_not
 
 TARGET = 4.8
+BURST_SECONDS = 4.0
+"""The window that the target is for: capacity that is given back comes in bursts."""
 LEAD_SECONDS = 0.2
 """Until the first may appear, so that all know their moments."""
 
@@ -159,7 +161,7 @@ def window(
             f"{what}: a mean update, faster than the star's by",
             machine.median_ratio(means["star"], means["ours"]),
             "×",
-            (">=", TARGET) if length == options.windows[0] else None,
+            (">=", TARGET) if length == BURST_SECONDS else None,
             detail=f"star {median['star']:.2f} s, ours {median['ours']:.2f} s; "
             f"the slowest {worst['star']:.2f} s, {worst['ours']:.2f} s",
         ),
@@ -185,8 +187,7 @@ def main() -> int:
         f"{options.size >> 20} MiB, {options.rounds} rounds a window"
     )
     print(f"\n{topology}")
-    measured: list[Figure] = []
-    samples: list[dict[str, Any]] = []
+    met = True
     with Testbed(hosts=1 + options.rollouts, mbit=options.mbit) as bed:
         fleets: dict[str, Fleet] = {"ours": Fleet(bed, options.size)}
         try:
@@ -199,20 +200,21 @@ def main() -> int:
                 figures, seen = window(options, length, fleets)
                 for figure in figures:
                     print(figure, flush=True)
-                measured += figures
-                samples.append(seen)
+                    met &= figure.met
+                result = {
+                    "command": f"elastic.py --windows {length:g}",
+                    "topology": topology,
+                    "figures": [{**vars(figure), "met": figure.met} for figure in figures],
+                    "samples": seen,
+                }
+                if not options.dry:  # at once: what follows may be broken off
+                    machine.save("elastic", facts, {f"window of {length:g} s": result})
         finally:
             for fleet in fleets.values():
                 fleet.end()
     if not options.dry:
-        result = {
-            "topology": topology,
-            "figures": [{**vars(figure), "met": figure.met} for figure in measured],
-            "samples": samples,
-        }
-        machine.save("elastic", facts, {"elastic": result})
         print("\nsaved as benchmarks/results/elastic.json")
-    return int(not all(figure.met for figure in measured))
+    return int(not met)
 
 
 def _options() -> argparse.Namespace:

@@ -100,10 +100,10 @@ def versions(saved: dict[str, Any], place: str) -> str:
 def experiment(saved: dict[str, Any]) -> list[str]:
     """What the paper measured, at this machine's scale."""
     lines = []
-    for name, case in saved.items():
+    for case in saved.values():
         columns = ["what", "result", "target", "met"]
         lines += [
-            f"\n`python benchmarks/{name}.py`: {case['topology']}. {facts(case)}.\n",
+            f"\n`python benchmarks/{case['command']}`: {case['topology']}. {facts(case)}.\n",
             *table(columns, [plain(figure) for figure in case["figures"]]),
         ]
     return lines

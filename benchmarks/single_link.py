@@ -85,11 +85,13 @@ MOONCAKE = System("mooncake", "mooncake_reads.py", "Mooncake, TCP read")
 RAY = System("ray", "ray_objects.py", "Ray, put, get and copy", target=10, alone=True)
 DCP = System("dcp", "dcp_files.py", "torch DCP, save and load", sequential=True)
 
+RESTED = {"pieces": 16, "rest": 0.0002}
+"""NIXL's threads and the poll for its state spin, on two cores; this was faster in `--search`."""
 BLOCKING = {"progress": "blocking"}
 """UCXX's own default is a thread that makes progress; this was faster in `--search`."""
 
 ONE_HOST: dict[str, list[System]] = {
-    "nixl": [NIXL],
+    "nixl": [NIXL, NIXL.tuned("16 pieces and rests", settings=RESTED)],
     "ucxx": [UCXX, UCXX.tuned("blocking progress", settings=BLOCKING)],
     "gloo": [GLOO],
     "mooncake": [MOONCAKE],
@@ -183,6 +185,8 @@ class Pair:
                 self.target.begin("connect", self.source.describe())
                 self.source.accept()
                 self.target.result()
+                self.source.settle()
+                self.target.settle()
         except BaseException:
             self.end()
             raise

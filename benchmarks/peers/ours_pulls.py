@@ -1,10 +1,8 @@
-"""Ours: a published tensor, replicated. Used as a user does; the look inside is marked.
+"""Ours: a published tensor, replicated. Used as a user does; the looks inside are marked.
 
 Settings: `transports` (default: all), `bind` (default: loopback), `zone`, `host`, `replica` (a
-target's name).
-`write` publishes the new
-bytes and waits until their digests are taken; `withdraw_and_write` leaves that to `publish`,
-for a pull right after it.
+target's name). `write` publishes the new bytes and waits until their digests are taken;
+`withdraw_and_write` leaves that to `publish`, for a pull right after it.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from serving import Side, Span, Stopwatch, serve
 import tensorhub_p2p as th
 
 OPTIONS = ("transports", "bind", "zone", "host")
+SETTLE_SECONDS = 60.0
 
 
 class Holder(Side):
@@ -29,6 +28,11 @@ class Holder(Side):
         )
         self.handle = self.peer.open("policy", replica=replica)
         self.handle.register([("weights", self.tensor)])
+
+    def settle(self) -> None:
+        """Until no more huge pages are asked for; a look inside."""
+        if not self.peer._driver.huge_pages.settled(SETTLE_SECONDS):
+            raise RuntimeError("huge pages are still being asked for")
 
     def close(self) -> None:
         if self.peer is not None:

@@ -58,6 +58,9 @@ class Side:
     def accept(self) -> None:
         return None
 
+    def settle(self) -> None:
+        """Returns once nothing of its preparations goes on in the background."""
+
     def give(self) -> Span | None:
         return None
 
