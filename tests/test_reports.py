@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 
 from test_engine import (
+    CHUNK,
     ORIGIN,
     OWN,
     PUBLICATION,
@@ -66,7 +67,7 @@ def test_a_source_that_served_is_told_with_bytes_rate_and_transport() -> None:
     assert over.rate
     assert pull.transports == (over,)
     assert "the trainer" in words
-    assert f"7.3 MB in {over.chunks} chunks over tcp" in words
+    assert f"{pull.bytes / 1e6:.1f} MB in {over.chunks} chunks over tcp" in words
 
 
 def test_the_three_times_add_up_and_verifying_is_a_time_of_its_own() -> None:
@@ -213,11 +214,11 @@ def test_what_was_prefetched_is_told_apart_from_what_crossed_a_link() -> None:
         done = pull_with(world, target, at_hand)
         done.run()
     pull, words = told(done)
-    assert pull.prefetched == 2 << 20
+    assert pull.prefetched == 2 * CHUNK
     assert pull.over_links == pull.bytes - pull.prefetched
     mine = of(pull, OWN.peer)
     assert (mine.locality, mine.transport, mine.why) == ("memory", "memory", "it was prefetched")
-    assert "2.1 MB were prefetched, and copied" in words
+    assert f"{2 * CHUNK / 1e6:.1f} MB were prefetched, and copied" in words
     data = pull.as_json()
     assert {over["transport"]: over["bytes"] for over in data["transports"]} == {
         "memory": pull.prefetched,

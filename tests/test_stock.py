@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 import pytest
 from test_engine import (
+    CHUNK,
     ORIGIN,
     OWN,
     PUBLICATION,
     A,
-    MiB,
     Scripted,
     World,
     name,
@@ -22,11 +22,21 @@ from test_engine import (
     weights,
 )
 
+from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.errors import PeerClosed
 from tensorhub_p2p.protocol.identity import Generation, PeerId, Publication
+from tensorhub_p2p.protocol.machine import Outbox
+from tensorhub_p2p.protocol.manifest import Manifest
 from tensorhub_p2p.protocol.messages import Message, Phase
+from tensorhub_p2p.protocol.pulls.crossing import Crossing
+from tensorhub_p2p.protocol.pulls.dispatch import Dispatch
+from tensorhub_p2p.protocol.pulls.ledger import Ledger
+from tensorhub_p2p.protocol.pulls.pages import LayoutAgreement
 from tensorhub_p2p.protocol.pulls.picking import best_source
-from tensorhub_p2p.protocol.pulls.sources import AT_HAND, Source, SourceId
+from tensorhub_p2p.protocol.pulls.pull_events import Fetch
+from tensorhub_p2p.protocol.pulls.sharing import Sharing
+from tensorhub_p2p.protocol.pulls.source_table import SourceTable
+from tensorhub_p2p.protocol.pulls.sources import AT_HAND, Source, SourceId, SourceState
 from tensorhub_p2p.transfer.copying import HostMemory, copy_chunk
 from tensorhub_p2p.transfer.engine import Hooks, ShardPull
 from tensorhub_p2p.transfer.memory import Region
@@ -79,7 +89,7 @@ def brought(done: ShardPull) -> dict[str, int]:
     }
 
 
-SIZES = [(5 * MiB, 3, 0, 2 * MiB + 17), (MiB, *([4096] * 500), 7)]
+SIZES = [(5 * CHUNK, 3, 0, 2 * CHUNK + 17), (CHUNK, *([4096] * 500), 7)]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -123,7 +133,7 @@ def test_only_what_is_missing_is_fetched() -> None:
 def test_of_another_version_what_did_not_change_is_copied() -> None:
     old, target = weights(1), weights(2)
     new = {name: array.copy() for name, array in old.items()}  # type: ignore[attr-defined]
-    new["w0"][3 * MiB + 5] ^= 1
+    new["w0"][3 * CHUNK + 5] ^= 1
     at_hand, _ = stock(old, publication=BEFORE)
     with transports("scripted") as ts:
         scripted = ts["scripted"]
@@ -138,7 +148,7 @@ def test_of_another_version_what_did_not_change_is_copied() -> None:
 
 def test_another_layout_is_of_no_use() -> None:
     source, target = weights(1), weights(2)
-    at_hand, _ = stock(weights(1, (8 * MiB,)), publication=BEFORE)
+    at_hand, _ = stock(weights(1, (8 * CHUNK,)), publication=BEFORE)
     with transports("scripted") as ts:
         world = World(ts)
         world.serve(ORIGIN, source)
@@ -151,7 +161,7 @@ def test_another_layout_is_of_no_use() -> None:
 def test_memory_that_was_written_into_is_noticed_and_fetched_instead() -> None:
     source, target = weights(1), weights(2)
     at_hand, memory = stock(source)
-    memory._mapping[2 * MiB] ^= 1
+    memory._mapping[2 * CHUNK] ^= 1
     with transports("scripted") as ts:
         world = World(ts)
         world.serve(A, source)
@@ -178,11 +188,39 @@ def test_what_is_at_hand_is_left_to_no_link_however_fast(fast: float) -> None:
     assert (choice[0].id, choice[1]) == (ORIGIN, 0b1100)
 
 
+def test_what_is_at_hand_is_not_taken_from_a_source_that_many_share_either() -> None:
+    class Shares(Sharing):
+        def __init__(self) -> None:
+            pass
+
+        def withheld(self, now: float) -> int:
+            return 0b1000
+
+        def next_wakeup(self, after: float) -> float | None:
+            return None
+
+    outbox, agreement = Outbox(), LayoutAgreement(None)
+    sources, ledger = SourceTable(OWN, 8), Ledger(PUBLICATION, agreement, outbox)
+    ledger.manifest = Manifest(4)
+    for chunk in range(4):
+        ledger.manifest.put(chunk, bytes(16))
+    for id, locality, have in ((STOCK, AT_HAND, 0b0011), (ORIGIN, 2, 0b1111)):
+        source = sources.remember(id, locality, Phase.READY, PUBLICATION)
+        assert source is not None
+        source.state, source.have, source.spring = SourceState.OPEN, have, id == ORIGIN
+    config, rng = PullConfig(), random.Random(1)
+    crossing = Crossing(OWN, PUBLICATION, sources, ledger, config)
+    dispatch = Dispatch(sources, ledger, crossing, config, rng, outbox, Shares())
+    dispatch.hand_out(0.0)
+    fetched = {(each.source, each.chunk) for each in outbox.drain() if isinstance(each, Fetch)}
+    assert fetched == {(STOCK, 0), (STOCK, 1), (ORIGIN, 2)}
+
+
 def test_a_pull_whose_goodbye_cannot_be_said_fences_the_tensors_all_the_same() -> None:
     source, target = weights(1), weights(2)
 
     class Closes(Hooks):
-        def held(self, chunk: int, digest: bytes) -> None:
+        def held(self, chunk: int, digest: bytes, known_to: frozenset[PeerId]) -> None:
             world.closed = True  # type: ignore[attr-defined]
             world.inbox.put(None)
 

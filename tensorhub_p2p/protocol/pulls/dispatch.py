@@ -24,7 +24,13 @@ from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.pulls.crossing import Crossing
 from tensorhub_p2p.protocol.pulls.endgame import Endgame
 from tensorhub_p2p.protocol.pulls.ledger import Ledger
-from tensorhub_p2p.protocol.pulls.picking import any_of, best_source, rarest, rarity_levels
+from tensorhub_p2p.protocol.pulls.picking import (
+    any_of,
+    at_hand_of,
+    best_source,
+    rarest,
+    rarity_levels,
+)
 from tensorhub_p2p.protocol.pulls.pull_events import Fetch
 from tensorhub_p2p.protocol.pulls.run_ahead import run_ahead
 from tensorhub_p2p.protocol.pulls.sharing import Sharing
@@ -73,7 +79,8 @@ class Dispatch:
         withheld = self._sharing.withheld(now)
         sources = self._sources.open()
         if withheld:
-            self._own_share(now, [s for s in sources if s.shared], withheld)
+            springs = [s for s in sources if s.shared]
+            self._own_share(now, springs, withheld | at_hand_of(sources))
         flying = sum(
             now < self._stalls_at(asked)
             for source in self._sources

@@ -121,13 +121,22 @@ def _better_left(source: Source, sources: Sequence[Source], num_needed: int) -> 
     """
     if source.locality == AT_HAND:
         return 0
-    at_hand = _of_all(s for s in sources if s.locality == AT_HAND)
+    at_hand = at_hand_of(sources)
     rate = source.rate
     if not rate:
         return at_hand
     faster = [s for s in sources if s.rate and s.rate > rate and (source.far or not s.far)]
     combined = sum(s.rate or 0.0 for s in faster)
     return at_hand if num_needed * rate >= combined else at_hand | _of_all(faster)
+
+
+def at_hand_of(sources: Iterable[Source]) -> int:
+    """The chunks that lie in this process's memory, and came from there neither wrong nor late."""
+    chunks = 0
+    for source in sources:
+        if source.locality == AT_HAND:
+            chunks |= source.have & ~(source.bad | source.given_up)
+    return chunks
 
 
 def _of_all(sources: Iterable[Source]) -> int:
