@@ -11,9 +11,10 @@ ours by `replicate`; against it a star, as point-to-point transfers make one: ev
 to the trainer with UCX over TCP (UCXX) and receives. The two take turns at being first.
 
 A rollout's stall is how long its call lasts; what is compared is the mean. With ours all have
-heard of the new version before (`wait_for`, during which a rollout goes on with what it has). The ideal of ours is
-the model once over the line, that of a star once for each rollout. What crossed is counted at the
-trainer's cable, headers and the control plane included. Results: benchmarks/results/zones.json.
+heard of the new version before (`wait_for`, during which a rollout goes on with what it has).
+The ideal of ours is the model once over the line, that of a star once for each rollout. What
+crossed is counted at the trainer's cable, headers and the control plane included. Results:
+benchmarks/results/zones.json.
 """
 
 from __future__ import annotations
