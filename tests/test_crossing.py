@@ -25,6 +25,9 @@ from tensorhub_p2p.protocol.pulls.sources import Candidate, SourceId
 from tensorhub_p2p.protocol.pulls.swarm import Swarm
 
 CONFIG = PullConfig()
+LAYOUT = Layout([TensorSpec("w", "uint8", (16 << 20,), 16 << 20)])
+N = LAYOUT.num_chunks
+EVERYTHING = (1 << N) - 1
 
 
 def puller(name: str) -> SourceId:
@@ -66,11 +69,10 @@ def test_who_drops_out_passes_its_own_chunks_on_and_no_others(
 
 
 class Script:
-    """A pull of 64 chunks whose neighbours are this test."""
+    """A pull of N chunks whose neighbours are this test."""
 
     def __init__(self, config: PullConfig = CONFIG) -> None:
-        size = 64 << 20
-        self.layout = Layout([TensorSpec("w", "uint8", (size,), size)])
+        self.layout = LAYOUT
         self.now = 0.0
         self.swarm = Swarm(
             "p", PUBLICATION, OWN, self.layout, ["tcp"], config, random.Random(7), lambda _: NEAR
@@ -95,11 +97,11 @@ class Script:
         granted: bool = True,
         carrying: int | None = 0,
     ) -> None:
-        manifest = Manifest(64)
-        for chunk in range(64):
+        manifest = Manifest(N)
+        for chunk in range(N):
             manifest.put(chunk, digest_of(chunk))
         known, digests = manifest.pack()
-        told = None if carrying is None else ChunkSet(64, carrying).to_bytes() if carrying else b""
+        told = None if carrying is None else ChunkSet(N, carrying).to_bytes() if carrying else b""
         layout = self.layout
         offer = PullOffer(
             pull="p",
@@ -109,7 +111,7 @@ class Script:
             layout=layout.digest,
             num_bytes=layout.num_bytes,
             chunk_bytes=layout.chunk_bytes,
-            have=ChunkSet(64, have).to_bytes(),
+            have=ChunkSet(N, have).to_bytes(),
             known=known,
             digests=digests,
             endpoints=ENDPOINTS if granted else (),
@@ -118,8 +120,8 @@ class Script:
         self.swarm.receive(self.now, source.peer, offer)
 
     def update(self, source: SourceId, have: int, carrying: int = 0) -> None:
-        told = ChunkSet(64, carrying).to_bytes() if carrying else b""
-        have_bytes = ChunkSet(64, have).to_bytes()
+        told = ChunkSet(N, carrying).to_bytes() if carrying else b""
+        have_bytes = ChunkSet(N, have).to_bytes()
         self.swarm.receive(
             self.now, source.peer, PullUpdate("p", source.slot, have_bytes, (), told)
         )
@@ -127,7 +129,7 @@ class Script:
     def begin(self, *pullers: SourceId) -> None:
         """The trainer offers everything, and these are about as far as we are."""
         self.names(own=False)
-        self.offer(TRAINER, (1 << 64) - 1, carrying=None)
+        self.offer(TRAINER, EVERYTHING, carrying=None)
         self.swarm.begin(self.now, announced=True)
         self.names(*pullers)
         for each in pullers:
@@ -170,13 +172,13 @@ def bits(chunks: set[int]) -> int:
 
 
 def share_of(who: SourceId, *others: SourceId) -> int:
-    return shares({p: weights(p, 65) for p in (who, *others)}, 64)[who]
+    return shares({p: weights(p, N + 1) for p in (who, *others)}, N)[who]
 
 
 def test_nothing_crosses_before_the_own_announcement_was_read_back() -> None:
     s = Script()
     s.names(own=False)
-    s.offer(TRAINER, (1 << 64) - 1, carrying=None)
+    s.offer(TRAINER, EVERYTHING, carrying=None)
     s.swarm.begin(s.now, announced=True)
     s.names(A, own=False)
     s.offer(A)
@@ -188,7 +190,7 @@ def test_nothing_crosses_before_the_own_announcement_was_read_back() -> None:
 def test_nothing_crosses_before_those_who_carry_have_told_what_they_do() -> None:
     s = Script()
     s.names(own=False)
-    s.offer(TRAINER, (1 << 64) - 1, carrying=None)
+    s.offer(TRAINER, EVERYTHING, carrying=None)
     s.swarm.begin(s.now, announced=True)
     s.names(A)
     assert s.fetched() == {}
@@ -199,16 +201,16 @@ def test_nothing_crosses_before_those_who_carry_have_told_what_they_do() -> None
 def test_a_directory_that_says_nothing_of_us_holds_nothing_up_for_long() -> None:
     s = Script()
     s.names(own=False)
-    s.offer(TRAINER, (1 << 64) - 1, carrying=None)
+    s.offer(TRAINER, EVERYTHING, carrying=None)
     s.swarm.begin(s.now, announced=True)
     assert s.pull_on(CONFIG.announce_patience - 0.01) == {}
-    assert s.pull_on(CONFIG.announce_patience) == {TRAINER: set(range(64))}
+    assert s.pull_on(CONFIG.announce_patience) == {TRAINER: set(range(N))}
 
 
 def test_who_is_alone_fetches_everything() -> None:
     s = Script()
     s.begin()
-    assert s.pull_on(0.0) == {TRAINER: set(range(64))}
+    assert s.pull_on(0.0) == {TRAINER: set(range(N))}
     assert s.swarm.done
 
 
@@ -221,7 +223,7 @@ def test_two_pullers_fetch_what_is_theirs_and_no_more() -> None:
 def test_what_one_has_under_way_is_left_to_it_when_a_newcomer_owns_it() -> None:
     s = Script()
     s.names(own=False)
-    s.offer(TRAINER, (1 << 64) - 1, carrying=None)
+    s.offer(TRAINER, EVERYTHING, carrying=None)
     s.swarm.begin(s.now, announced=True)
     mine = share_of(OWN, A)
     under_way = mine & -mine
@@ -234,7 +236,7 @@ def test_what_one_has_under_way_is_left_to_it_when_a_newcomer_owns_it() -> None:
 def test_what_somebody_near_has_does_not_cross() -> None:
     s = Script()
     s.names(A, own=False)
-    s.offer(TRAINER, (1 << 64) - 1, carrying=None)
+    s.offer(TRAINER, EVERYTHING, carrying=None)
     s.offer(A, share_of(OWN, A))
     s.swarm.begin(s.now, announced=True)
     s.names(A)
@@ -250,7 +252,7 @@ def test_nothing_crosses_while_a_whole_holder_of_the_zone_is_about_to_offer() ->
     for chunk in in_flight:
         s.swarm.fetched(s.now, TRAINER, chunk, digest_of(chunk))
     assert s.fetched() == {}
-    s.offer(B, (1 << 64) - 1, carrying=None)
+    s.offer(B, EVERYTHING, carrying=None)
     assert s.pull_on(1.0).keys() == {B}
 
 
@@ -309,7 +311,7 @@ def test_one_that_died_is_out_at_once() -> None:
 def test_a_torn_holder_that_pulls_no_more_carries_nothing() -> None:
     s = Script()
     s.names(A, own=False)
-    s.offer(TRAINER, (1 << 64) - 1, carrying=None)
+    s.offer(TRAINER, EVERYTHING, carrying=None)
     s.offer(A, 1, carrying=None)
     s.swarm.begin(s.now, announced=True)
     s.names(A)
@@ -329,14 +331,14 @@ def test_a_holder_that_leaves_questions_unanswered_counts_as_having_nothing() ->
 
 def test_who_carries_nothing_says_goodbye_to_the_other_zone() -> None:
     config = PullConfig(carriers=1)
-    line = sorted((OWN, A, B, C), key=lambda p: (weights(p, 65)[64], p))
+    line = sorted((OWN, A, B, C), key=lambda p: (weights(p, N + 1)[N], p))
     first = next(p for p in line if p != OWN)
     pullers = [first] if line[0] != OWN else [A, B, C]
     s = Script(config)
     s.begin(*pullers)
     sends = [o for o in s.swarm.outbox.drain() if isinstance(o, Send)]
     byes = [o for o in sends if isinstance(o.message, PullBye)]
-    carries = min((OWN, *pullers), key=lambda p: (weights(p, 65)[64], p)) == OWN
+    carries = min((OWN, *pullers), key=lambda p: (weights(p, N + 1)[N], p)) == OWN
     assert [bye.to for bye in byes] == ([] if carries else [TRAINER.peer])
 
 
@@ -366,13 +368,12 @@ def test_a_puller_that_was_paused_itself_waits_for_what_the_others_did_meanwhile
 
 
 def test_offers_say_what_is_under_way_until_the_pull_is_over() -> None:
-    layout = Script().layout
     server = ShardServer(
-        A.slot, PUBLICATION, layout, ENDPOINTS, CONFIG, have=ChunkSet(64), origin=False
+        A.slot, PUBLICATION, LAYOUT, ENDPOINTS, CONFIG, have=ChunkSet(N), origin=False
     )
 
     def told(now: float) -> bytes | None:
-        hello = PullHello("p", A.slot, PUBLICATION, layout.digest, ("tcp",))
+        hello = PullHello("p", A.slot, PUBLICATION, LAYOUT.digest, ("tcp",))
         server.receive(now, OWN.peer, hello)
         (offer,) = (o.message for o in server.outbox.drain() if isinstance(o, Send))
         assert isinstance(offer, PullOffer)
@@ -381,7 +382,7 @@ def test_offers_say_what_is_under_way_until_the_pull_is_over() -> None:
     assert told(0.0) == b""
     server.carries(0.1, 0b101)
     server.outbox.drain()
-    assert told(0.1) == ChunkSet(64, 0b101).to_bytes()
+    assert told(0.1) == ChunkSet(N, 0b101).to_bytes()
     server.carries(0.2, None)
     server.outbox.drain()
     assert told(0.2) is None
@@ -397,11 +398,11 @@ def test_a_pull_says_what_it_has_under_way() -> None:
 
 # --- whole zones -------------------------------------------------------------------------------
 
-IN_FLIGHT = 4
+IN_FLIGHT = CONFIG.chunks_in_flight
 """Chunks that one puller has in flight across at a time."""
 
 
-def zones(seed: int, each: int, mib: int = 32, names: str = "bc", **options: float) -> World:
+def zones(seed: int, each: int, mib: int = 8, names: str = "bc", **options: float) -> World:
     world = World(mib, seed=seed, **options)  # type: ignore[arg-type]
     for zone in names:
         for number in range(each):
@@ -433,7 +434,7 @@ def test_a_zone_of_many_pullers_reads_across_through_a_few() -> None:
 
 
 def test_who_comes_late_takes_over_a_part_and_nothing_twice() -> None:
-    world = World(32, seed=3)
+    world = World(8, seed=3, rate=2e6)
     for number in range(4):
         world.start(f"b-{number}", "b", 0.5 * number)
     world.run()
@@ -443,7 +444,7 @@ def test_who_comes_late_takes_over_a_part_and_nothing_twice() -> None:
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 @pytest.mark.parametrize("each", [2, 6])
 def test_a_carrier_that_fails_costs_what_it_had_in_flight(each: int, fault: str) -> None:
-    world = zones(2, each, names="b")
+    world = zones(2, each, names="b", rate=2e6)
     world.run(until=lambda: len(world.crossed["b"]) >= 16)
     before, victim = world.twice("b"), carriers(world, "b")[0]
     if fault == "killed":
@@ -473,7 +474,7 @@ def test_a_carrier_that_fails_costs_what_it_had_in_flight(each: int, fault: str)
 def test_whoever_fails_all_others_get_everything(
     seed: int, each: int, faults: list[tuple[float, int, str]]
 ) -> None:
-    world = zones(seed, each, mib=16, names="b", rate=6e6)
+    world = zones(seed, each, mib=4, names="b", rate=1.5e6)
     pullers = [p for p in world.peers.values() if p is not world.trainer]
     for at, number, fault in faults:
         victim = pullers[number % each]

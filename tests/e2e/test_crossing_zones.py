@@ -13,9 +13,13 @@ import pytest
 import steps
 from workers import Worker
 
+from tensorhub_p2p.config import PullConfig
+from tensorhub_p2p.protocol.layout import chunk_bytes_for
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
-CHUNKS = 24
-IN_FLIGHT = 4
+TENSORS = 8
+CHUNKS = TENSORS * steps.MIB // chunk_bytes_for(TENSORS * steps.MIB)
+IN_FLIGHT = PullConfig().chunks_in_flight
 """Chunks that one puller asks another zone for at a time."""
 SLOW = 0.1
 """Seconds that each chunk of another zone takes longer."""
@@ -29,7 +33,7 @@ def zones(take: Take, cluster: str) -> Callable[..., list[list[Worker]]]:
     def start(*sizes: int) -> list[list[Worker]]:
         (trainer, *pullers) = take(1 + sum(sizes))
         seeds = [trainer.do(steps.start, cluster, zone="home", transports=["tcp"], name="home")]
-        trainer.do(steps.open_shard, "trainer", count=CHUNKS)
+        trainer.do(steps.open_shard, "trainer", count=TENSORS)
         zones = []
         for zone, size in enumerate(sizes):
             zones.append(pullers[:size])
@@ -37,7 +41,7 @@ def zones(take: Take, cluster: str) -> Callable[..., list[list[Worker]]]:
             for number, worker in enumerate(zones[-1]):
                 options: dict[str, Any] = {"zone": f"zone-{zone}", "transports": ["tcp"]}
                 worker.do(steps.start, cluster, seeds, name=f"{zone}-{number}", **options)
-                worker.do(steps.open_shard, f"{zone}-{number}", count=CHUNKS)
+                worker.do(steps.open_shard, f"{zone}-{number}", count=TENSORS)
         trainer.do(steps.publish, 1)
         return zones
 
