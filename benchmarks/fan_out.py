@@ -46,7 +46,8 @@ class Swarm:
             seeds: list[str] = []
             for index, host in enumerate(self.bed.hosts):
                 options = {"bind": f"{host.address}:0", "host": host.namespace, "insecure": True}
-                self.workers.append(Remote(f"worker-{index}", seeds, options, host.namespace))
+                options["namespace"] = host.namespace
+                self.workers.append(Remote(f"worker-{index}", seeds, options))
                 seeds = seeds or [self.workers[0].address()]
             for worker in self.workers:
                 while worker.members() < len(self.workers):

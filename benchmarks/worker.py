@@ -405,17 +405,16 @@ def _reset_peak() -> None:
 class Remote:
     """A worker process. Its methods are those of `Worker`; `begin` doesn't wait.
 
-    `namespace`: the network namespace that it lives in (a testbed's host), "" for ours.
+    `options` are those of its peer, and `namespace`: the network namespace that it lives in (of
+    a testbed's host), ours if there is none.
     """
 
-    def __init__(
-        self, name: str, seeds: list[str], options: dict[str, Any], namespace: str = ""
-    ) -> None:
+    def __init__(self, name: str, seeds: list[str], options: dict[str, Any]) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.name = name
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(
-            target=_work, args=(theirs, name, seeds, options, namespace), daemon=True
+            target=_work, args=(theirs, name, seeds, options), daemon=True
         )
         self._process.start()
         theirs.close()
