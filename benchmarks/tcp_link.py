@@ -14,6 +14,7 @@ allocator, size and pages (huge ones) as what is pulled, and touched before.
   move, the same without finding a source and announcing.
 - bare: one `sendall` and `recv_into` a stream into equal memory, no digests. In `tls` through
   Python's ssl, TLS 1.3, with our certificate.
+- bare that hash: the same with an xxh3 digest, step by step, as ours has to take it.
 - iperf3: `--parallel 2`, the same number of bytes, what its receiver says.
 
 Results: benchmarks/results/tcp_link.json.
@@ -33,12 +34,16 @@ from typing import Any
 
 import bare
 import machine
-from pull import Figure, Pair, Rounds
+from pull import Figure, Pair, Rounds, parse_size
 from testbed import Host, Testbed, why_not
 from worker import Remote
 
+import tensorhub_p2p as th
+
 SECRET = "a secret for the benchmark"
 IPERF_PORT = 5201
+CONFIG = th.Config(tcp=th.TcpConfig(max_streams=bare.STREAMS))
+"""Ours may have as many streams as the others."""
 
 
 def iperf3(source: Host, target: Host, size: int) -> float:
@@ -77,7 +82,7 @@ def between_two_hosts(**options: Any) -> Iterator[tuple[Testbed, Remote, Remote]
         try:
             seeds: list[str] = []
             for host in bed.hosts:
-                here = {"bind": f"{host.address}:0", "namespace": host.namespace}
+                here = {"bind": f"{host.address}:0", "namespace": host.namespace, "config": CONFIG}
                 workers.append(Remote(host.namespace, seeds, here | options))
                 seeds = seeds or [workers[0].address()]
             while workers[1].members() < len(workers):
@@ -88,10 +93,10 @@ def between_two_hosts(**options: Any) -> Iterator[tuple[Testbed, Remote, Remote]
                 worker.end()
 
 
-def bare_streams(pair: Pair) -> float:
+def bare_streams(pair: Pair, hashed: bool = False) -> float:
     """Seconds that bare streams take for new bytes."""
     pair.source.write("bare")
-    return float(pair.target.bare_receive()["seconds"])
+    return float(pair.target.bare_receive(hashed)["seconds"])
 
 
 def rounds_of(pair: Pair, count: int, others: dict[str, Callable[[], float]]) -> Rounds:
@@ -165,7 +170,7 @@ def loopback(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
         try:
             seeds: list[str] = []
             for name in ("source", "target"):
-                here = {"namespace": bed[0].namespace, "transports": ["tcp"]}
+                here = {"namespace": bed[0].namespace, "transports": ["tcp"], "config": CONFIG}
                 workers.append(Remote(name, seeds, here))
                 seeds = seeds or [workers[0].address()]
             while workers[1].members() < len(workers):
@@ -173,12 +178,17 @@ def loopback(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
             source, target = workers
             pair = pair_of(source, target, options.size)
             target.bare_target(source.bare_source())
-            others = {"bare sockets": lambda: bare_streams(pair)}
+            others = {
+                "bare sockets": lambda: bare_streams(pair),
+                "bare that hash": lambda: bare_streams(pair, True),
+            }
             seen = rounds_of(pair, options.rounds, others)
         finally:
             for worker in workers:
                 worker.end()
-    return figures(seen, options.size, "loopback", {"bare sockets": 0.75}), seen
+    return figures(
+        seen, options.size, "loopback", {"bare sockets": 0.75, "bare that hash": None}
+    ), seen
 
 
 CASES = {"plain": plain, "tls": tls, "loopback": loopback}
@@ -214,10 +224,8 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    from pull import _size
-
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--size", type=_size, default=1 << 30, help="bytes, as 1G or 256M")
+    parser.add_argument("--size", type=parse_size, default=1 << 30, help="bytes, as 1G or 256M")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--dry", action="store_true", help="don't save the results")

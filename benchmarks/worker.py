@@ -354,10 +354,10 @@ class Worker:
         memory = self._bare.data_ptr(), self._bare.nbytes
         self._target = bare.StreamTarget(port, *memory, host, tls)
 
-    def bare_receive(self) -> dict[str, float]:
+    def bare_receive(self, hashed: bool = False) -> dict[str, float]:
         assert self._target is not None
         before = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = self._target.receive()
+        seconds = self._target.receive(hashed)
         after = resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return {"seconds": seconds, "cpu": cpu}
