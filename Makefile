@@ -4,6 +4,7 @@
 #   make test    the tests
 #   make simulate-long   3,000 simulated memberships and 1,000 whole clusters;
 #                        SEEDS=n and CLUSTER_SEEDS=n for more
+#   make test-transports   the tests of the transports that are optional, too
 #   make check   lint, format, types, floors, and Python 3.10 to 3.13
 #
 # Each makes its own virtual environment when there is none and installs what it
@@ -16,7 +17,7 @@ STAMP  := $(VENV)/.installed
 
 PYTHONS := 3.10 3.11 3.12 3.13
 
-.PHONY: demo test check simulate-long format venv clean
+.PHONY: demo test check simulate-long format venv clean transports test-transports
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -43,6 +44,21 @@ simulate-long: $(STAMP)
 	$(BIN)/python -m tensorhub_p2p.sim.cluster.seeds --seeds $(CLUSTER_SEEDS) \
 		--failures tests/regressions/cluster
 
+# nixl and ucx bring libraries of hundreds of megabytes, so they have an environment of their own.
+TRANSPORTS_VENV  := .venv-transports
+TRANSPORTS_STAMP := $(TRANSPORTS_VENV)/.installed
+
+transports: $(TRANSPORTS_STAMP)
+
+test-transports: $(TRANSPORTS_STAMP)
+	$(TRANSPORTS_VENV)/bin/python -m pytest tests/test_transports.py tests/test_choosing.py \
+		tests/e2e/test_transport_choice.py $(ARGS)
+
+$(TRANSPORTS_STAMP): pyproject.toml constraints.txt
+	test -x $(TRANSPORTS_VENV)/bin/python || $(PYTHON) -m venv $(TRANSPORTS_VENV)
+	$(TRANSPORTS_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev,nixl,ucx]'
+	touch $@
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -59,4 +75,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TRANSPORTS_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

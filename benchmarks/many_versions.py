@@ -20,7 +20,8 @@ import machine
 from pull import parse_size
 from worker import Cluster, Remote
 
-from tensorhub_p2p.runtime.driver import TRANSPORTS
+from tensorhub_p2p.cli.doctor import trouble
+from tensorhub_p2p.config import TRANSPORTS
 
 COUNTS = ("descriptors", "threads", "exports")
 MEMORY_SLACK = 8 << 20
@@ -94,6 +95,10 @@ def main() -> int:
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     results: dict[str, dict[str, Any]] = {}
     for transport in options.transport:
+        why_not = trouble(transport)
+        if why_not is not None:
+            print(f"\n{transport}: {why_not}")
+            continue
         result = results[transport] = run(transport, options)
         result["grew"] = grew(result)
         print(

@@ -384,7 +384,8 @@ class Worker:
 def _num_exports(transport: Any) -> int:
     """How much a transport has open to others, for those that keep a table; a look inside."""
     table = getattr(transport, "_exports", ())
-    return len(getattr(table, "_exports", table))
+    registered = getattr(transport, "_memories", ())
+    return len(getattr(table, "_exports", table)) + len(registered)
 
 
 def _status(field: str) -> int:

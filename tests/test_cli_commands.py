@@ -117,4 +117,4 @@ def test_the_doctor_pulls_over_every_transport() -> None:
     report = json.loads(run("doctor", "--json").stdout)
     works = {t["transport"]: t["works"] for t in report["transports"]}
     assert works["tcp"] is True
-    assert set(works) == {"cma", "tcp"}
+    assert set(works) == {"cma", "nixl", "ucx", "tcp"}

@@ -53,14 +53,14 @@ def doctor(as_json: joining.AsJson = False) -> None:
 
     Exits with 1 if no transport works.
     """
-    troubles = {name: _trouble(name) for name in TRANSPORTS}
-    usable = [name for name, trouble in troubles.items() if trouble is None]
+    troubles = {name: trouble(name) for name in TRANSPORTS}
+    usable = [name for name, why_not in troubles.items() if why_not is None]
     with _source(usable) as (address, cluster, secret):
         findings = [
             _try(name, address, cluster, secret)
-            if trouble is None
-            else Finding(name, False, trouble)
-            for name, trouble in troubles.items()
+            if why_not is None
+            else Finding(name, False, why_not)
+            for name, why_not in troubles.items()
         ]
     machine = _machine()
     advice = list(_advice(machine, findings))
@@ -73,7 +73,7 @@ def doctor(as_json: joining.AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _trouble(name: str) -> str | None:
+def trouble(name: str) -> str | None:
     """Why this transport can't even be tried here."""
     transport: Transport
     if name == "cma":
