@@ -10,8 +10,8 @@ have registered the same names in any order; it maps its tensors to the publishe
 by name (`differences` says whether it can), so that offsets mean the same on both sides.
 The grid follows from the size alone: about 256 chunks, each a power of two between 256 KiB
 and 16 MiB, the last one shorter. Fewer chunks make a swarm slow, as a chunk is passed on only
-when all of it has come; smaller ones cost more than they gain. The digest covers the ordered entries: equal digests are
-equal layouts, order included.
+when all of it has come; smaller ones cost more than they gain. The digest covers the ordered
+entries: equal digests are equal layouts, order included.
 
 Bounds: `MAX_TENSORS` entries and `MAX_BYTES` bytes; names and shapes by their types.
 """

@@ -293,7 +293,9 @@ class Link:
             return given_up
 
     def _do(self, order: Order, reader: Reader | None) -> Reader | None:
-        """Carry out one order, falling back from transport to transport; the reader to go on with."""
+        """Carry out one order, falling back from transport to transport.
+
+        Returns the reader to go on with."""
         while True:
             reader = reader or self._connect()
             if order.digest is None:

@@ -66,8 +66,8 @@ class Dispatch:
         in_flight = in_flight_limit(self._config)
         withheld = self._sharing.withheld(now)
         sources = self._sources.open()
-        if withheld:
-            self._own_share(now, [s for s in sources if s.shared], withheld)
+        for left in withheld:
+            self._own_share(now, [s for s in sources if s.shared], left)
         flying = sum(
             now < self._stalls_at(asked)
             for source in self._sources
@@ -75,7 +75,7 @@ class Dispatch:
             if not (withheld and source.shared)
         )
         self._spread(now, [s for s in sources if not (withheld and s.shared)], in_flight - flying)
-        self._endgame.judge(now, sources, withheld)
+        self._endgame.judge(now, sources, withheld[-1] if withheld else 0)
 
     def _spread(self, now: float, sources: list[Source], room: int) -> None:
         """Hand out so many more fetches, from near and fast sources before others."""
@@ -97,9 +97,8 @@ class Dispatch:
         """Keep asking springs for what is left to us, whatever comes from fellows meanwhile."""
         ledger = self._ledger
         while True:
-            choice = best_source(
-                springs, ledger.wanted & ~withheld, NO_HURRY, SHARE_IN_FLIGHT, self._rng
-            )
+            wanted = ledger.wanted & ~withheld
+            choice = best_source(springs, wanted, NO_HURRY, SHARE_IN_FLIGHT, self._rng)
             if choice is None:
                 return
             source, among = choice
@@ -126,7 +125,7 @@ class Dispatch:
     def next_wakeup(self, after: float) -> float | None:
         """When something may be handed out, or taken back, though nothing has come."""
         return earliest(
-            self._next_stall(after), self._sharing.next_wakeup(after), self._endgame.next_wakeup()
+            self._next_stall(after), self._sharing.next_wakeup(), self._endgame.next_wakeup()
         )
 
     def _next_stall(self, after: float) -> float | None:

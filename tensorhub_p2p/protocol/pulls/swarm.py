@@ -199,7 +199,7 @@ class Swarm:
             return
         at, asked = origin
         at.delivered(now, self.layout.chunk_range(chunk)[1], asked)
-        self._sharing.moved(now)
+        self._sharing.came()
         if self._ledger.hold(chunk, digest) and not self.done:
             known_to = frozenset() if at.spring else frozenset(id.peer for id in at.serving)
             self._outbox.emit(ChunkHeld(chunk, digest, known_to | {at.id.peer}))
@@ -256,7 +256,7 @@ class Swarm:
             if isinstance(message, PullOffer):
                 self._offered(now, source, message)
             elif isinstance(message, PullUpdate):
-                self._updated(now, source, message)
+                self._updated(source, message)
             elif isinstance(message, PullGone):
                 self._gone(now, source, message)
             else:
@@ -326,7 +326,7 @@ class Swarm:
         if not source.heard:
             source.heard, source.spring = True, have.is_full
         source.serving = frozenset(SourceId(*other) for other in offer.others)
-        self._says(now, source, have.bits, digests)
+        self._says(source, have.bits, digests)
         for peer, slot in offer.others:
             id = SourceId(peer, slot)
             other = self._sources.remember(id, FARTHEST, Phase.PARTIAL, source.publication)
@@ -342,19 +342,15 @@ class Swarm:
             source.enter(now, SourceState.OPEN)
             self._outbox.emit(SourceFound(source.id, offer.endpoints))
 
-    def _updated(self, now: float, source: Source, update: PullUpdate) -> None:
+    def _updated(self, source: Source, update: PullUpdate) -> None:
         if source.state in ANSWERED and self._agreement.settled:
             have = ChunkSet.from_bytes(self._ledger.manifest.num_chunks, update.have).bits
             if update.others is not None:
                 source.serving = frozenset(SourceId(*other) for other in update.others)
-            self._says(now, source, have, update.digests)
+            self._says(source, have, update.digests)
 
-    def _says(
-        self, now: float, source: Source, have: int, digests: Iterable[tuple[int, bytes]]
-    ) -> None:
+    def _says(self, source: Source, have: int, digests: Iterable[tuple[int, bytes]]) -> None:
         """What it has, and which digests; ValueError if one can't be, from there on."""
-        if have & ~source.have:
-            self._sharing.moved(now)
         if not self._courtship.is_twin(source):
             source.have = have
             self._ledger.learn(source, digests)
