@@ -168,12 +168,12 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--pullers", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--size", type=_bytes, default=128 * MIB, help="bytes, or 64M")
+    parser.add_argument("--size", type=in_bytes, default=128 * MIB, help="bytes, or 64M")
     parser.add_argument("--mbit", type=float, default=250.0)
     return parser.parse_args()
 
 
-def _bytes(text: str) -> int:
+def in_bytes(text: str) -> int:
     return int(text[:-1]) * MIB if text.endswith("M") else int(text)
 
 

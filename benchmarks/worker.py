@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import bare
@@ -39,6 +40,7 @@ class Worker:
         self._peer = th.Peer(cluster="benchmark", seeds=seeds, name=name, **options)
         self._handles: dict[str, Any] = {}
         self._tensors: dict[str, list[Any]] = {}
+        self._beside: Future[dict[str, Any]]
         self._bare: Any = None
         self._source: bare.StreamSource | None = None
         self._target: bare.StreamTarget | None = None
@@ -155,6 +157,23 @@ class Worker:
             "cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
             "switches": after.ru_nvcsw - before.ru_nvcsw,
         }
+
+    def begin_replicate(self, model: str, version: int | str = "latest") -> None:
+        """The same on a thread of its own; `end_replicate` waits for it."""
+        pulls = ThreadPoolExecutor(1)
+        self._beside = pulls.submit(self.replicate, model, version)
+        pulls.shutdown(wait=False)
+
+    def end_replicate(self) -> dict[str, Any]:
+        return self._beside.result()
+
+    def have(self, model: str, version: int) -> int:
+        """Which chunks others can read here: bit c for chunk c; a look inside."""
+        slot, driver = self._handles[model]._slot, self._peer._driver
+        server = driver.ask(lambda _now: driver.node.shards[slot].server)
+        if server is None or server.publication.version != version:
+            return 0
+        return int(server.have.bits)
 
     def replicate_peak(self, model: str) -> dict[str, Any]:
         """The same; `extra_bytes` is how far the resident memory rose above that before it."""

@@ -312,8 +312,9 @@ class PullConfig(Checked):
     slowest_rate: float = 256 * 1024
     """Bytes a second below which a source counts as delivering nothing."""
     late_after: float = 0.25
-    """Seconds without anything new until a chunk that another puller should have fetched from a
-    shared source is fetched from there by one more."""
+    """Seconds after which it is judged whether other pullers bring what is left to them; or else
+    it is fetched from the source that all share, too. Also the shortest time until a chunk is
+    taken back from a slow source at the end."""
     unavailable_after: float = 5.0
     """Seconds for which no reachable holder has some chunk until the pull gives up."""
     retry_interval: float = 0.25

@@ -15,8 +15,7 @@ on both sides. Where only strides differ (`restrided`), the memory decides wheth
 The grid follows from the size alone: about 256 chunks, each a power of two between 256 KiB
 and 16 MiB, the last one shorter. Fewer chunks make a swarm slow, as a chunk is passed on only
 when all of it has come; smaller ones cost more than they gain. The digest covers the ordered
-entries: equal digests are
-equal layouts, order included.
+entries: equal digests are equal layouts, order included.
 
 Bounds: `MAX_TENSORS` entries and `MAX_BYTES` bytes; names and shapes by their types.
 """

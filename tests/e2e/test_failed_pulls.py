@@ -41,7 +41,7 @@ def middle(
 
 
 def pair(peer: StartPeer, **options: object) -> tuple[th.ShardHandle, th.ShardHandle]:
-    """A trainer that published version 1, and a rollout; 24 chunks."""
+    """A trainer that published version 1, and a rollout; 96 chunks."""
     trainer = peer(config=IMPATIENT, **options).open("m", replica="trainer")
     rollout = peer(config=IMPATIENT, **options).open("m", replica="rollout")
     trainer.register(fill(blank(3, 8 * MIB), 1))
@@ -65,7 +65,7 @@ def test_the_deadline_of_a_pull_is_a_timeout_that_says_how_far_it_came(
             time.sleep(0.01)
 
     middle(until_the_deadline)
-    with pytest.raises(th.Timeout, match=r"of 24 chunks.*m/trainer#0"):
+    with pytest.raises(th.Timeout, match=r"of 96 chunks.*m/trainer#0"):
         rollout.replicate(1, timeout=0.5)
     assert rollout.state is th.HandleState.TORN
     assert rollout.version is None
@@ -88,7 +88,7 @@ def test_attempts_that_never_come_further_give_the_version_up(
     monkeypatch.setattr(PullRun, "held", one_chunk)
     calls = set()
     for _ in range(30):
-        with pytest.raises(th.Timeout, match="of 24 chunks"):
+        with pytest.raises(th.Timeout, match="of 96 chunks"):
             rollout.replicate(1, timeout=0.4)
         failed = rollout._attempts.failed
         assert failed is not None

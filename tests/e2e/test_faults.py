@@ -22,7 +22,7 @@ Take = Callable[[int], list[Worker]]
 IMPATIENT = th.Config(pull=th.PullConfig(unavailable_after=1.0))
 """Gives a version up sooner, so that the tests are shorter."""
 BIG = {"count": 3, "size": 8 * MIB}
-"""24 chunks of 1 MiB: enough for a middle."""
+"""96 chunks of 256 KiB: enough for a middle."""
 
 
 class Team:

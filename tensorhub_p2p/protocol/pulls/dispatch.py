@@ -78,9 +78,9 @@ class Dispatch:
         in_flight += run_ahead(self._sources, in_flight, self._config)
         withheld = self._sharing.withheld(now)
         sources = self._sources.open()
-        if withheld:
-            springs = [s for s in sources if s.shared]
-            self._own_share(now, springs, withheld | at_hand_of(sources))
+        springs, at_hand = [s for s in sources if s.shared], at_hand_of(sources)
+        for left in withheld:
+            self._own_share(now, springs, left | at_hand)
         flying = sum(
             now < self._stalls_at(asked)
             for source in self._sources
@@ -89,7 +89,8 @@ class Dispatch:
         )
         others = [s for s in sources if not (withheld and s.shared)]
         self._spread(now, others, in_flight, in_flight - flying)
-        self._endgame.judge(now, sources, withheld, self._crossing.allowed(now))
+        left = withheld[-1] if withheld else 0
+        self._endgame.judge(now, sources, left, self._crossing.allowed(now))
 
     def _spread(self, now: float, sources: list[Source], in_flight: int, room: int) -> None:
         """Hand out `room` more fetches, from near and fast sources before others.
@@ -117,9 +118,8 @@ class Dispatch:
         """Keep asking springs for what is left to us, whatever comes from fellows meanwhile."""
         ledger = self._ledger
         while True:
-            choice = best_source(
-                springs, ledger.wanted & ~withheld, 0, NO_HURRY, SHARE_IN_FLIGHT, self._rng
-            )
+            wanted = ledger.wanted & ~withheld
+            choice = best_source(springs, wanted, 0, NO_HURRY, SHARE_IN_FLIGHT, self._rng)
             if choice is None:
                 return
             source, among = choice
@@ -155,7 +155,7 @@ class Dispatch:
     def next_wakeup(self, after: float) -> float | None:
         """When something may be handed out, or taken back, though nothing has come."""
         return earliest(
-            self._next_stall(after), self._sharing.next_wakeup(after), self._endgame.next_wakeup()
+            self._next_stall(after), self._sharing.next_wakeup(), self._endgame.next_wakeup()
         )
 
     def _next_stall(self, after: float) -> float | None:

@@ -36,6 +36,26 @@ def owner_of(chunk: int, pullers: Iterable[SourceId]) -> SourceId:
     return min(pullers, key=lambda puller: (weights(puller, chunk + 1)[chunk], puller))
 
 
+def even_share(own: SourceId, pullers: Iterable[SourceId], num_chunks: int, copies: int = 1) -> int:
+    """The chunks of `own` if everybody gets equally many: bit c for chunk c.
+
+    Each chunk, in order, goes to the `copies` first for it that have no full share yet: all
+    who know the same pullers agree, and if one drops out little but its share changes hands.
+    """
+    order = sorted({own, *pullers})
+    copies = min(copies, len(order))
+    room = [-(-num_chunks * copies // len(order))] * len(order)
+    me, share = order.index(own), 0
+    for chunk, column in enumerate(zip(*(weights(p, num_chunks) for p in order), strict=True)):
+        left = copies
+        for place in sorted(range(len(order)), key=column.__getitem__):
+            if room[place] and left:
+                room[place] -= 1
+                left -= 1
+                share |= (place == me) << chunk
+    return share
+
+
 class Ranking:
     """In what place one puller comes among others, for each chunk."""
 

@@ -8,10 +8,11 @@ Which chunk: the rarest first keeps a swarm from running out of the last copy of
 something, and makes pullers of one source fetch different chunks, which they then trade.
 A random tie is what makes them differ when all is equally rare.
 
-From whom: the nearest, and of equally near ones the one that would be done first by its
-measured rate (an unmeasured one counts as the fastest). A slow source gets nothing that
-faster ones would all be through with before it did one chunk. What lies in this process's own
-memory crosses no link, however busy its readers are.
+From whom: the nearest, and of equally near ones the one with the least in flight; one that is
+SLOW times slower than the fastest counts as having two chunks more. (Finer differences of the
+measured rates say who was busy a moment ago, and following them makes all run after the same
+source.) A slow source gets nothing that faster ones would all be through with before it did
+one chunk. What lies in this process's own memory crosses no link, however busy its readers are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Sequence
 
 from tensorhub_p2p.protocol.pulls.sources import AT_HAND, Source
 
+SLOW = 4
 MAX_RARITY = 8
 """Chunks with this many holders or more count as equally common."""
 
@@ -105,8 +107,8 @@ def best_source(
         among = fetchable(source, sources, here) & ~_better_left(source, sources, num_needed)
         if not among:
             continue
-        wait = (len(source.in_flight) + 1) / (source.rate or fastest)
-        rank = (source.locality, wait, rng.random())
+        slow = (source.rate or fastest) * SLOW < fastest
+        rank = (source.locality, len(source.in_flight) + 2 * slow, rng.random())
         if best is None or rank < best[0]:
             best = (rank, source, among)
     return None if best is None else best[1:]

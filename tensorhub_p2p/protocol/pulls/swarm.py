@@ -221,7 +221,7 @@ class Swarm:
             return
         at, asked = origin
         at.delivered(now, self.layout.chunk_range(chunk)[1], asked)
-        self._sharing.moved(now)
+        self._sharing.came()
         if self._ledger.hold(chunk, digest) and not self.done:
             known_to = frozenset() if at.spring else frozenset(id.peer for id in at.serving)
             self._outbox.emit(ChunkHeld(chunk, digest, known_to | {at.id.peer}))
@@ -393,8 +393,6 @@ class Swarm:
         carrying: bytes | None,
     ) -> None:
         """What it has, and which digests; ValueError if one can't be, from there on."""
-        if have & ~source.have:
-            self._sharing.moved(now)
         if not self._courtship.is_twin(source):
             self._crossing.said(now, source, have, self._under_way(carrying))
             source.have = have

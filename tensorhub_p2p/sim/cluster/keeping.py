@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from tensorhub_p2p.errors import TensorHubError
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Publication, Slot
-from tensorhub_p2p.protocol.layout import Layout
+from tensorhub_p2p.protocol.layout import MIN_CHUNK_BYTES, Layout
 from tensorhub_p2p.protocol.messages import Endpoint
 from tensorhub_p2p.protocol.shards.verbs import AdoptWanted, Answer, OffloadWanted
 from tensorhub_p2p.sim.cluster.history import DigestTaken, HandleId, Holding, LetGo
@@ -86,7 +86,9 @@ class Keeping:
 
     def adopt(self, event: AdoptWanted) -> None:
         """Pull it."""
-        kept = self._begin(event.keep, event.publication, layout_of(event.num_bytes >> 20))
+        kept = self._begin(
+            event.keep, event.publication, layout_of(event.num_bytes // MIN_CHUNK_BYTES)
+        )
         start(self._adopt(kept, Answer(0, event.publication, event.num_shards)))
 
     def free(self, keep: Slot) -> None:

@@ -25,6 +25,7 @@ from math import inf
 from typing import Any
 
 from tensorhub_p2p.config import Config, DirectoryConfig, PullConfig, SwimConfig
+from tensorhub_p2p.protocol.layout import MIN_CHUNK_BYTES
 from tensorhub_p2p.sim.checks import Check
 from tensorhub_p2p.sim.cluster.checks import EVERY_RUN, HEALED, STEADY, UNCUT, ClusterCheck
 from tensorhub_p2p.sim.cluster.faults import (
@@ -328,7 +329,7 @@ class ClusterRun(SeededRun):
             one_sided=setting.one_sided,
             damage=setting.damage,
             digest_seconds=setting.digest_seconds,
-            offload_limit=setting.offload_chunks << 20,
+            offload_limit=setting.offload_chunks * MIN_CHUNK_BYTES,
             copy_seconds=setting.copy_seconds,
             copy_fails=setting.copy_fails,
         )

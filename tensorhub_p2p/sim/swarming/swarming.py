@@ -79,6 +79,18 @@ class Outcome:
 
 
 @dataclass(eq=False)
+class Reading:
+    """One read under way; it has no flow before its request has arrived."""
+
+    fetch: Fetch
+    flow: Flow | None = None
+
+    def cut(self) -> None:
+        if self.flow is not None:
+            self.flow.cut = True
+
+
+@dataclass(eq=False)
 class Host:
     """One peer of the swarm."""
 
@@ -91,7 +103,8 @@ class Host:
     done_at: float | None = None
     planned: dict[str, float] = field(default_factory=dict)
     links: dict[SourceId, deque[Fetch]] = field(default_factory=dict)
-    reading: dict[SourceId, tuple[Fetch, Flow | None]] = field(default_factory=dict)
+    reading: dict[tuple[SourceId, int], Reading] = field(default_factory=dict)
+    """By source and chunk."""
     news: list[ChunkHeld] = field(default_factory=list)
     news_at: float = float("-inf")
 
@@ -283,42 +296,45 @@ class SwarmRun:
     # --- bytes ---
 
     def _read_next(self, host: Host, source: SourceId) -> None:
-        queue = host.links[source]
-        if source in host.reading or not queue:
-            return
-        fetch = queue.popleft()
-        host.reading[source] = (fetch, None)
-        self.later(ROUND_TRIP, lambda: self._read(host, fetch))
+        """A link reads one chunk at a time; the only one in use reads two."""
+        queue = host.links.setdefault(source, deque())
+        while queue:
+            here = sum(key[0] == source for key in host.reading)
+            if here >= (1 if len(host.reading) > here else 2):
+                return
+            fetch = queue.popleft()
+            host.reading[source, fetch.chunk] = reading = Reading(fetch)
+            self.later(ROUND_TRIP, partial(self._read, host, reading))
 
-    def _read(self, host: Host, fetch: Fetch) -> None:
-        if fetch.source not in host.reading or not host.alive:
+    def _read(self, host: Host, reading: Reading) -> None:
+        fetch = reading.fetch
+        if host.reading.get((fetch.source, fetch.chunk)) is not reading or not host.alive:
             return
         there = self._hosts[fetch.source.peer]
         if not there.alive or there.server is None or fetch.chunk not in there.server.have:
-            self._end(host, fetch, Fault.GONE if not there.alive else Fault.WITHDREW)
+            self._end(host, reading, Fault.GONE if not there.alive else Fault.WITHDREW)
             return
         size = self.layout.chunk_range(fetch.chunk)[1]
-        flow = host.cable.read(there.cable, size, lambda: self._end(host, fetch, None))
-        host.reading[fetch.source] = (fetch, flow)
+        reading.flow = host.cable.read(there.cable, size, partial(self._end, host, reading, None))
 
-    def _end(self, host: Host, fetch: Fetch, fault: Fault | None) -> None:
-        if host.reading.get(fetch.source, (None,))[0] is not fetch or not host.alive:
+    def _end(self, host: Host, reading: Reading, fault: Fault | None) -> None:
+        fetch = reading.fetch
+        if host.reading.get((fetch.source, fetch.chunk)) is not reading or not host.alive:
             return
-        del host.reading[fetch.source]
+        del host.reading[fetch.source, fetch.chunk]
         assert host.swarm is not None
         if fault is None:
             host.swarm.fetched(self.now, fetch.source, fetch.chunk, fetch.digest)
         else:
+            reading.cut()
             host.swarm.failed(self.now, fetch.source, fetch.chunk, fault)
         self._settle(host)
         self._read_next(host, fetch.source)
 
     def _take_back(self, host: Host, back: TakeBack) -> None:
-        under_way = host.reading.get(back.source)
-        if under_way is not None and under_way[0].chunk == back.chunk:
-            if under_way[1] is not None:
-                under_way[1].cut = True
-            self._end(host, under_way[0], Fault.GIVEN_UP)
+        reading = host.reading.get((back.source, back.chunk))
+        if reading is not None:
+            self._end(host, reading, Fault.GIVEN_UP)
             return
         queue = host.links.get(back.source, deque())
         fetch = next((fetch for fetch in queue if fetch.chunk == back.chunk), None)
@@ -328,13 +344,10 @@ class SwarmRun:
             self._settle(host)
 
     def _break_off(self, host: Host, source: SourceId) -> None:
-        given_up = list(host.links.pop(source, ()))
-        under_way = host.reading.pop(source, None)
-        host.links[source] = deque()
-        if under_way is not None:
-            given_up.append(under_way[0])
-            if under_way[1] is not None:
-                under_way[1].cut = True
+        """Reads there end, and what waits for its turn."""
+        given_up, host.links[source] = list(host.links.get(source, ())), deque()
+        for reading in [r for r in host.reading.values() if r.fetch.source == source]:
+            self._end(host, reading, Fault.GONE)
         for fetch in given_up:
             assert host.swarm is not None
             host.swarm.failed(self.now, source, fetch.chunk, Fault.GONE)
@@ -343,15 +356,11 @@ class SwarmRun:
     def kill(self, host: Host, notice: float = 0.5) -> None:
         """It is gone, with its connections; membership tells everybody `notice` seconds later."""
         host.alive = False
+        for reading in host.reading.values():
+            reading.cut()
         for other in self._hosts.values():
-            under_way = other.reading.get(host.id)
-            if under_way is not None and other.alive:
-                if under_way[1] is not None:
-                    under_way[1].cut = True
-                self._end(other, under_way[0], Fault.GONE)
-            mine = host.reading.get(other.id)
-            if mine is not None and mine[1] is not None:
-                mine[1].cut = True
+            for reading in [r for r in other.reading.values() if r.fetch.source == host.id]:
+                self._end(other, reading, Fault.GONE)
         self.later(notice, lambda: self._lost(host))
 
     def _lost(self, dead: Host) -> None:

@@ -1,0 +1,165 @@
+"""What a death costs: a source is killed in the middle of pulls over limited cables.
+
+    python benchmarks/failure.py                       both cases, some three minutes
+    python benchmarks/failure.py --only spare --rounds 3
+
+Every peer lives on a host of its own (testbed.py), each cable limited both ways. Deaths are
+kill -9, and take a peer from the swarm: so each round has a swarm of its own. Two cases:
+
+spare    One puller reads from two that have everything, and one of them is killed when half of
+         the bytes are in. Its time against that of an undisturbed pull of the same round, and
+         the bytes that it received.
+orphans  The only one that has everything is killed as soon as four pullers hold all chunks
+         between them. All four must finish.
+
+Results: benchmarks/results/failure.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import operator
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import machine
+from fan_out import MIB, Swarm, in_bytes
+from pull import Figure
+from testbed import why_not
+
+from tensorhub_p2p.config import PullConfig
+from tensorhub_p2p.protocol.layout import chunk_bytes_for
+
+SLOWER = 1.1
+"""Times the undisturbed pull."""
+POLL_SECONDS = 0.02
+Round = dict[str, float]
+
+
+def spare(options: argparse.Namespace) -> Round:
+    with Swarm(2, options.mbit, options.size) as swarm:
+        source, second, puller = swarm.workers
+        swarm.publish()
+        second.replicate("flat", swarm.version)
+        calm = puller.replicate("flat", swarm.version)
+        swarm.publish()
+        second.replicate("flat", swarm.version)
+        puller.begin_replicate("flat", swarm.version)
+        chunks = source.have("flat", swarm.version).bit_count()
+        while puller.have("flat", swarm.version).bit_count() < chunks // 2:
+            time.sleep(POLL_SECONDS)
+        source.kill()
+        pull = puller.end_replicate()
+        right = second.fingerprint("flat") == puller.fingerprint("flat")
+    return {
+        "calm": calm["seconds"],
+        "seconds": pull["seconds"],
+        "received": pull["bytes"] / options.size,
+        "finished": float(right),
+    }
+
+
+def orphans(options: argparse.Namespace) -> Round:
+    with Swarm(4, options.mbit, options.size) as swarm:
+        calm = swarm.pull(4)["seconds"]
+        swarm.publish()
+        right = swarm.source.fingerprint("flat")
+        pullers = swarm.workers[1:]
+        began = time.perf_counter()
+        for worker in pullers:
+            worker.begin_replicate("flat", swarm.version)
+        everything, between = swarm.source.have("flat", swarm.version), 0
+        while between != everything:
+            held = [worker.have("flat", swarm.version) for worker in pullers]
+            between = functools.reduce(operator.or_, held)
+        swarm.source.kill()
+        pulls = [worker.end_replicate() for worker in pullers]
+        seconds = time.perf_counter() - began
+        finished = sum(worker.fingerprint("flat") == right for worker in pullers)
+    return {
+        "calm": calm,
+        "seconds": seconds,
+        "received": max(pull["bytes"] for pull in pulls) / options.size,
+        "finished": float(finished),
+        "most_held_by_one": max(map(int.bit_count, held)) / everything.bit_count(),
+    }
+
+
+def of_spare(rounds: list[Round], options: argparse.Namespace) -> list[Figure]:
+    ratio = machine.median_ratio([r["seconds"] for r in rounds], [r["calm"] for r in rounds])
+    chunks = PullConfig().chunks_in_flight * chunk_bytes_for(options.size) / options.size
+    received = statistics.median(r["received"] for r in rounds)
+    detail = f"a whole model, and {PullConfig().chunks_in_flight} chunks in flight"
+    return [
+        Figure("one of two sources killed at half: time", ratio, "x undisturbed", ("<=", SLOWER)),
+        Figure("  bytes received", received, "x the model", ("<=", 1 + chunks), detail=detail),
+        Figure("  pulls that ended right", min(r["finished"] for r in rounds), "of 1", (">=", 1)),
+    ]
+
+
+def of_orphans(rounds: list[Round], _options: argparse.Namespace) -> list[Figure]:
+    ratio = machine.median_ratio([r["seconds"] for r in rounds], [r["calm"] for r in rounds])
+    most = max(r["most_held_by_one"] for r in rounds)
+    detail = f"none had more than {most:.0%} when the source died"
+    finished = min(r["finished"] for r in rounds)
+    return [
+        Figure("the only whole source killed: pullers done", finished, "of 4", (">=", 4)),
+        Figure("  time", ratio, "x undisturbed", detail=detail),
+    ]
+
+
+CASES: dict[
+    str,
+    tuple[
+        Callable[[argparse.Namespace], Round],
+        Callable[[list[Round], argparse.Namespace], list[Figure]],
+    ],
+] = {"spare": (spare, of_spare), "orphans": (orphans, of_orphans)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=sorted(CASES), nargs="+", default=sorted(CASES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", type=in_bytes, default=128 * MIB, help="bytes, or 64M")
+    parser.add_argument("--mbit", type=float, default=250.0)
+    options = parser.parse_args()
+    reason = why_not()
+    if reason is not None:
+        print(f"skipped: {reason}")
+        return 0
+    facts, results, figures = machine.facts(), {}, []
+    for name in options.only:
+        play, judge = CASES[name]
+        rounds = []
+        for number in range(options.rounds):
+            rounds.append(play(options))
+            told = ", ".join(f"{what} {value:.3f}" for what, value in rounds[-1].items())
+            print(f"  {name} {number}: {told}", flush=True)
+        found = judge(rounds, options)
+        figures += found
+        results[name] = _result(rounds, found, options)
+    print(*figures, sep="\n")
+    print(f"saved in {machine.save('failure', facts, results)}")
+    return int(not all(figure.met for figure in figures))
+
+
+def _result(
+    rounds: list[Round], figures: list[Figure], options: argparse.Namespace
+) -> dict[str, Any]:
+    return {
+        "rounds": rounds,
+        "size": options.size,
+        "mbit": options.mbit,
+        "figures": [vars(figure) for figure in figures],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
