@@ -32,7 +32,7 @@ from tensorhub_p2p.protocol.pulls.serving import ShardServer
 from tensorhub_p2p.protocol.pulls.sources import SourceId
 from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
 from tensorhub_p2p.transfer.digest import digest
-from tensorhub_p2p.transfer.engine import Hooks, ShardPull
+from tensorhub_p2p.transfer.engine import MAX_BATCH, Hooks, ShardPull
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
 from tensorhub_p2p.transfer.transports.base import (
@@ -558,6 +558,18 @@ def test_a_silent_source_delays_a_pull_by_its_timeout_and_no_more() -> None:
         took = time.monotonic() - started
     assert same(source, target)
     assert took < 10 * FAST.source_timeout
+
+
+def test_nothing_is_lost_of_what_comes_in_a_rush() -> None:
+    with transports("scripted") as ts:
+        world = World(ts)
+        world.serve(A, weights(1))
+        strangers = [PeerId(f"{number:016x}") for number in range(MAX_BATCH)]
+        for stranger in strangers:
+            world.inbox.put(stranger)
+        pull = world.pull(target := weights(2), timeout=3.0)  # who holds it comes behind them
+        pull.run()
+        assert same(weights(1), target)
 
 
 def test_closing_the_peer_ends_a_pull_at_once() -> None:

@@ -310,10 +310,9 @@ class ShardPull:
         if self._news:
             until = min(until, self._news_at)
         try:
-            item = self._inbox.get(timeout=max(0.0, until - now))
-            for _ in range(MAX_BATCH):
-                self._accept(time.monotonic(), item)
-                item = self._inbox.get_nowait()
+            self._accept(time.monotonic(), self._inbox.get(timeout=max(0.0, until - now)))
+            for _ in range(MAX_BATCH - 1):
+                self._accept(time.monotonic(), self._inbox.get_nowait())
         except Empty:
             pass
         now = time.monotonic()
