@@ -236,10 +236,14 @@ def _find_torch(name: str, tensor: Any, torch: Any) -> Found:
     address, item = tensor.data_ptr() if tensor.nbytes else 0, tensor.element_size()
     if tensor.nbytes and not address:
         raise _unfit(name, "there is no memory behind it", "materialise it first")
-    footprint = _footprint(name, address, item, shape, stride, "tensor.contiguous()")
+    if tensor.is_contiguous():  # nearly all are, and there are many
+        footprint, packed = Footprint(address, tensor.nbytes), None
+    else:
+        footprint = _footprint(name, address, item, shape, stride, "tensor.contiguous()")
+        packed = packed_stride(shape, stride)
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Found(
-        TensorSpec(name, dtype, shape, footprint.num_bytes, packed_stride(shape, stride)),
+        TensorSpec(name, dtype, shape, footprint.num_bytes, packed),
         footprint,
         tensor,
         address_of=torch.Tensor.data_ptr,
