@@ -234,9 +234,9 @@ class Worker:
 
         plain = Link._read
 
-        def read(link: Any, chunk: int, digest: bytes, reader: Any) -> None:
+        def read(*order: Any) -> None:
             time.sleep(seconds)
-            plain(link, chunk, digest, reader)
+            plain(*order)
 
         Link._read = read  # type: ignore[method-assign]
 
