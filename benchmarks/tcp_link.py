@@ -141,8 +141,11 @@ def plain(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
         pair = pair_of(source, target, options.size)
         source_at = bed[0].address
         target.bare_target(source.bare_source(source_at), source_at)
-        others: dict[str, Callable[[], float]] = {"bare sockets": lambda: bare_streams(pair)}
-        targets: dict[str, float | None] = {"bare sockets": 0.85}
+        others: dict[str, Callable[[], float]] = {
+            "bare sockets": lambda: bare_streams(pair),
+            "bare that hash": lambda: bare_streams(pair, True),
+        }
+        targets: dict[str, float | None] = {"bare sockets": 0.85, "bare that hash": None}
         if shutil.which("iperf3"):
             others["iperf3"] = lambda: iperf3(bed[0], bed[1], options.size)
             targets["iperf3"] = 0.75
