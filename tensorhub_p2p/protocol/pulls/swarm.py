@@ -264,15 +264,17 @@ class Swarm:
         except ValueError as error:
             self.dropped += 1
             source.note(f"sent a malformed {type(message).__name__}: {error}")
-        self.tick(now)
+        if isinstance(message, PullUpdate) and not message.digests:
+            self._advance(now)  # it has more: the rest of a tick can wait until it is due
+        else:
+            self.tick(now)
 
     def tick(self, now: float) -> None:
         if self.done:
             return
         self._hold_verdicts(now)
         self._weigh_twins()
-        for source in self._sources:
-            self._courtship.tend(now, source)
+        self._courtship.tend_all(now)
         self._courtship.ask_more(now)
         self._pages.tick(now)
         self._advance(now)
@@ -303,7 +305,7 @@ class Swarm:
         if self.done:
             return None
         return earliest(
-            *(self._courtship.due(source) for source in self._sources),
+            self._courtship.next_wakeup(),
             self._pages.next_wakeup(),
             self._drought.next_wakeup(),
             self._dispatch.next_wakeup(self._ticked) if self._begun else None,
