@@ -70,6 +70,8 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     with contextlib.ExitStack() as stack:
         started: dict[str, Pair] = {}
         for name, (system, settings) in pairs(options.size).items():
+            if name not in options.only:
+                continue
             starts = (subprocess.Popen, subprocess.Popen)
             pair = Pair(sys.executable, system, (settings, settings), starts)
             started[name] = stack.enter_context(pair)
@@ -105,6 +107,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", type=parse_size, default=1 << 30, help="bytes, as 256M")
     parser.add_argument("--rounds", type=int, default=9)
+    everything = [*TRANSPORTS, *BARE]
+    parser.add_argument("--only", nargs="+", choices=everything, default=everything)
     parser.add_argument("--dry", action="store_true", help="don't save the results")
     options = parser.parse_args()
     facts = machine.facts()
