@@ -61,7 +61,7 @@ def _tokens_after(
     change: Callable[[ClusterSim], None], *, one_sided: bool, until: float
 ) -> list[str]:
     """What the rollout holds then, if this happens at 1 s, while it reads (half a second each)."""
-    sim = ClusterSim(4, JOBS, seed=3, rate=2e6, one_sided=one_sided)
+    sim = ClusterSim(4, JOBS, seed=3, rate=5e5, one_sided=one_sided)
     sim.network.at(1.0, lambda: change(sim))
     sim.run_for(until)
     return _worker(sim, "rollout").peer.handles[0].memory.tokens
