@@ -33,7 +33,7 @@ import random
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.identity import Publication, Slot
-from tensorhub_p2p.protocol.machine import Outbox
+from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.messages import Phase, PullBye, PullHello, PullProgress
 from tensorhub_p2p.protocol.pulls.crossing import Crossing
 from tensorhub_p2p.protocol.pulls.dispatch import in_flight_limit
@@ -173,28 +173,38 @@ class Courtship:
 
     # --- tending the ones we have --------------------------------------------------------
 
-    def due(self, source: Source) -> float | None:
-        """When this source needs something from us next."""
+    def next_wakeup(self) -> float | None:
+        """When some source needs something from us next."""
+        state, unknown = self._state(), self._unknown()
+        return earliest(*(self._due(source, state, unknown) for source in self._sources))
+
+    def tend_all(self, now: float) -> None:
+        """Give every source what it needs now."""
+        for source in self._sources:
+            self._tend(now, source)
+
+    def _due(self, source: Source, state: tuple[bool, bool], unknown: int) -> float | None:
+        """When this source needs something from us next, as we are now."""
         config = self._config
         if source.state is SourceState.ASKING:
             return min(source.retry_at, source.since + config.source_timeout)
         if source.state is SourceState.RESTING:
             return None if source.in_flight or not source.listed else source.retry_at
         if source.state in ANSWERED:
-            if self._wanting(source):
+            if unknown and self._wanting(source, unknown):
                 return source.told_at  # at once: readers may be idle for want of a digest
-            if source.told != self._state():
+            if source.told != state:
                 return source.told_at + config.update_interval
             return source.told_at + config.lease_seconds / 3
         return None
 
-    def tend(self, now: float, source: Source) -> None:
+    def _tend(self, now: float, source: Source) -> None:
         if source.state in ACTIVE and self._crossing.stands_back(source):
             source.have = source.wanted = 0
             source.enter(now, SourceState.KNOWN)
         if source.state not in ACTIVE and not source.in_flight:
             self._say_bye(source)
-        due = self.due(source)
+        due = self._due(source, self._state(), self._unknown())
         if due is None or now < due:
             return
         if source.state is SourceState.RESTING:
@@ -212,7 +222,7 @@ class Courtship:
 
         That mends a lost offer, grant or update, of which neither side would hear.
         """
-        wanted = self._wanting(source)
+        wanted = self._wanting(source, self._unknown())
         busy = (
             source.in_flight
             or wanted
@@ -233,13 +243,19 @@ class Courtship:
             PullProgress(self._pull, source.id.slot, have, tuple(chunks), known),
         )
 
-    def _wanting(self, source: Source) -> int:
-        """The chunks whose digests to ask for there now: only if we run out of known ones."""
+    def _unknown(self) -> int:
+        """The chunks whose digests we could do with now: only if we run out of known ones."""
+        ledger = self._ledger
+        unknown = ledger.needed & ~ledger.manifest.known.bits
+        if not unknown or ledger.wanted.bit_count() >= in_flight_limit(self._config):
+            return 0
+        return unknown
+
+    def _wanting(self, source: Source, unknown: int) -> int:
+        """The chunks whose digests to ask for there now, of those that we could do with."""
         if source.state is not SourceState.OPEN:
             return 0
-        if self._ledger.wanted.bit_count() >= in_flight_limit(self._config):
-            return 0
-        unknown = self._ledger.needed & source.have & ~self._ledger.manifest.known.bits
+        unknown &= source.have
         return 0 if source.wanted & unknown else unknown
 
     # --- letting them be -----------------------------------------------------------------

@@ -289,7 +289,11 @@ class Swarm:
         except ValueError as error:
             self.dropped += 1
             source.note(f"sent a malformed {type(message).__name__}: {error}")
-        self.tick(now)
+        quiet = isinstance(message, PullUpdate) and not message.digests
+        if quiet and not self._crossing.is_due:
+            self._advance(now)  # it has more: the rest of a tick can wait until it is due
+        else:
+            self.tick(now)
 
     def tick(self, now: float) -> None:
         if self.done:
@@ -297,8 +301,7 @@ class Swarm:
         self._hold_verdicts(now)
         self._weigh_twins()
         self._crossing.judge(now)
-        for source in self._sources:
-            self._courtship.tend(now, source)
+        self._courtship.tend_all(now)
         self._courtship.ask_more(now)
         self._pages.tick(now)
         self._advance(now)
@@ -337,7 +340,7 @@ class Swarm:
         if self.done:
             return None
         return earliest(
-            *(self._courtship.due(source) for source in self._sources),
+            self._courtship.next_wakeup(),
             self._pages.next_wakeup(),
             self._drought.next_wakeup(),
             self._crossing.next_wakeup() if self._begun else None,
