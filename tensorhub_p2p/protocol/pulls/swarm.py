@@ -289,7 +289,8 @@ class Swarm:
         except ValueError as error:
             self.dropped += 1
             source.note(f"sent a malformed {type(message).__name__}: {error}")
-        if isinstance(message, PullUpdate) and not message.digests:
+        quiet = isinstance(message, PullUpdate) and not message.digests
+        if quiet and not self._crossing.is_due:
             self._advance(now)  # it has more: the rest of a tick can wait until it is due
         else:
             self.tick(now)
