@@ -193,10 +193,10 @@ def test_what_is_at_hand_is_not_taken_from_a_source_that_many_share_either() -> 
         def __init__(self) -> None:
             pass
 
-        def withheld(self, now: float) -> int:
-            return 0b1000
+        def withheld(self, now: float) -> list[int]:
+            return [0b1000]
 
-        def next_wakeup(self, after: float) -> float | None:
+        def next_wakeup(self) -> float | None:
             return None
 
     outbox, agreement = Outbox(), LayoutAgreement(None)

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import numpy
 import pytest
@@ -42,8 +44,9 @@ def middle(
 
 def pair(peer: StartPeer, **options: object) -> tuple[th.ShardHandle, th.ShardHandle]:
     """A trainer that published version 1, and a rollout; 96 chunks."""
-    trainer = peer(config=IMPATIENT, **options).open("m", replica="trainer")
-    rollout = peer(config=IMPATIENT, **options).open("m", replica="rollout")
+    options = {"config": IMPATIENT, **options}
+    trainer = peer(**options).open("m", replica="trainer")
+    rollout = peer(**options).open("m", replica="rollout")
     trainer.register(fill(blank(3, 8 * MIB), 1))
     rollout.register(blank(3, 8 * MIB))
     trainer.publish(1)
@@ -80,8 +83,8 @@ def test_attempts_that_never_come_further_give_the_version_up(
     _trainer, rollout = pair(peer)
     plain = PullRun.held
 
-    def one_chunk(self: PullRun, chunk: int, digest: bytes) -> None:
-        plain(self, chunk, digest)
+    def one_chunk(self: PullRun, *chunk: Any) -> None:
+        plain(self, *chunk)
         while time.monotonic() < self._deadline:
             time.sleep(0.01)
 
@@ -139,7 +142,9 @@ def test_a_source_that_closes_with_no_room_for_a_copy_goes_in_time_and_the_pull_
     middle: InTheMiddle,
     transport: str,
 ) -> None:
-    trainer, rollout = pair(peer, transports=[transport], offload_limit=0)
+    # Asked far ahead, a source that closes would have the time to give all of it.
+    config = th.Config(pull=replace(IMPATIENT.pull, run_ahead=1e-3))
+    trainer, rollout = pair(peer, transports=[transport], offload_limit=0, config=config)
     took = []
 
     def close(_pull: PullRun) -> None:

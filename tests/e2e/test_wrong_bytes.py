@@ -65,7 +65,7 @@ def test_a_lying_source_is_shunned_and_alone_it_is_an_integrity_error(
     pull = puller.replicate(1, timeout=20)
     assert not wrong(copy, 1)
     gave = {source.slot: (source.chunks, source.state) for source in pull.sources}
-    assert gave == {"m/trainer#0": (6, "serving"), "m/liar#0": (0, "sent wrong bytes")}
+    assert gave == {"m/trainer#0": (24, "serving"), "m/liar#0": (0, "sent wrong bytes")}
     assert pull.retried >= 2
 
     trainer.unpublish()
