@@ -117,6 +117,8 @@ def test_who_leaves_well_hands_on_what_it_keeps() -> None:
 
 
 def test_who_publishes_other_bytes_than_a_lower_replica_is_told_by_its_next_verb() -> None:
+    # Pulls that last long enough for the higher one to be asked, too, and versions that stay long
+    # enough for what is found then: of a rival that nobody asks nothing is known.
     told: list[int] = []
     seen: set[tuple[int, str]] = set()
 
@@ -128,7 +130,7 @@ def test_who_publishes_other_bytes_than_a_lower_replica_is_told_by_its_next_verb
             seen.add((fact.publication.version, fact.publication.replica))
 
     setting = Setting(
-        5, shards=1, trainers=2, rollouts=2, period=2.0, duration=16.0, chunks=3, deviates=True
+        5, shards=1, trainers=2, rollouts=2, period=6.0, duration=40.0, chunks=24, deviates=True
     )
     run = ClusterRun(setting, Schedule())
     run.sim.history.listeners.append(note)

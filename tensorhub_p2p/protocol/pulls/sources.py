@@ -184,6 +184,7 @@ class Source:
         self.publication = publication
         self.have = self.wanted = self.claimed = 0
         self.carrying = 0
+        self.heard = self.spring = False
         self.stated = {}
 
     def weigh(self, manifest: Manifest) -> None:

@@ -362,7 +362,7 @@ class Swarm:
             self._courtship.rest(now, source, "offers another layout of the version")
             return
         if not source.heard:
-            source.heard, source.spring = True, have.is_full
+            source.heard, source.spring = True, have.is_full and not twin
         source.serving = frozenset(SourceId(*other) for other in offer.others)
         self._says(now, source, have.bits, digests, offer.carrying)
         for peer, slot in offer.others:
