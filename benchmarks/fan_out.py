@@ -7,13 +7,10 @@ Every peer lives on a host of its own (testbed.py: a network namespace, its cabl
 way), so all bytes cross cables; the limit is low enough that not the machine's own cores are
 what limits. T(n) is the time from the moment at which all pullers are told to pull until the
 last of them has all of it, verified. In a round each n is measured once, in an order that
-changes from round to round, and T(n)/T(1) is taken; reported are medians. Beside it stand what
-a star gives (n times as long), and a bare chain in the same round: plain sockets that pass on
-each MiB as it comes, without digests, messages or a choice.
+changes from round to round, and T(n)/T(1) is taken; reported are medians. A star would give n.
 
-Received bytes are what the hosts' cables brought in, headers of all floors and the control
-plane included, and what the readers asked for, apart. Results: benchmarks/results/fan_out.json
-and docs/images/fan_out.png.
+Bytes received by a puller are those of chunks; what its cable brought in, with headers of all
+floors and the control plane, is printed beside them. Results: benchmarks/results/fan_out.json.
 """
 
 from __future__ import annotations
@@ -136,6 +133,10 @@ def main() -> int:
     figures = [figure for n in counts for figure in _figures(n, rounds, size, options.mbit)]
     for figure in figures:
         print(figure)
+    saved = {
+        f"{n} pullers": {"size": size, "mbit": options.mbit, "rounds": rounds[n]} for n in counts
+    }
+    machine.save("fan_out", machine.facts(), saved)
     return int(not all(figure.met for figure in figures))
 
 
