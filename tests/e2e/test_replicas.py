@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from steps import blank, fill, wrong
@@ -13,6 +14,7 @@ import tensorhub_p2p as th
 from tensorhub_p2p import handle as handle_module
 from tensorhub_p2p.config import RetentionConfig
 from tensorhub_p2p.runtime import pulling
+from tensorhub_p2p.transfer.links import Link
 
 StartPeer = Callable[..., th.Peer]
 
@@ -112,7 +114,16 @@ def alone(member: th.Peer, replica: str, version: int | None = None) -> tuple:
     return handle, tensors
 
 
-def test_a_version_comes_from_all_trainers_that_published_it(peer: StartPeer) -> None:
+def test_a_version_comes_from_all_trainers_that_published_it(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Link._read
+
+    def read(self: Link, *what: Any) -> None:
+        time.sleep(0.005)  # a pull that lasts long enough for both to be asked
+        plain(self, *what)
+
+    monkeypatch.setattr(Link, "_read", read)
     trainers = [alone(peer(), f"trainer-{i}", version=1)[0] for i in range(2)]
     for trainer in trainers:
         trainer.publish(1)
