@@ -129,7 +129,7 @@ def main() -> int:
                 rounds[n].append(seen)
                 told = f"{seen['seconds']:6.2f} s, first {min(seen['each']):.2f} s"
                 print(f"  round {number}, n = {n:3}: {told}  {_told(seen)}", flush=True)
-        swarm.compare(max(counts))
+                swarm.compare(n)
     figures = [figure for n in counts for figure in _figures(n, rounds, size, options.mbit)]
     for figure in figures:
         print(figure)
