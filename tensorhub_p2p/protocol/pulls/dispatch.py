@@ -1,7 +1,9 @@
 """Handing out fetches: what is in flight, what stalls, and how much more may go.
 
 Rule of this file. It knows how many chunks may be under way and which are; which chunk
-and whom to prefer is picking.py's choice. It decides nothing about sources.
+and whom to prefer is picking.py's choice. It decides nothing about sources. What is left to
+other pullers sharing.py says, what may cross from other zones crossing.py, what is broken off
+near the end endgame.py.
 
     missing --Fetch(source, chunk, digest)--> in flight --landed--> held or missing (ledger)
 
@@ -10,9 +12,9 @@ chunks come from several sources at once. A chunk in flight belongs to its reade
 that reports. One that takes longer than a quarter of `source_timeout` is *stalled*: it
 stays in flight, but no longer keeps another one from going.
 
-Bounds: 2 x `reader_threads` chunks in flight that are not stalled, shared by the open
-sources; `MIN_IN_FLIGHT` of them every source may have. The only source that there is may have
-more (run_ahead.py).
+Bounds: `in_flight_limit` chunks in flight that are not stalled, shared by the open sources;
+`MIN_IN_FLIGHT` of them every source may have. Besides, `SHARE_IN_FLIGHT` of our own share at
+each source that many read; and the only source that there is may have more (run_ahead.py).
 """
 
 from __future__ import annotations

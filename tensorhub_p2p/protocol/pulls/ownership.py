@@ -31,11 +31,6 @@ def weights(puller: SourceId, num_chunks: int) -> array[int]:
     return array("Q", stream.digest(8 * num_chunks))
 
 
-def owner_of(chunk: int, pullers: Iterable[SourceId]) -> SourceId:
-    """The first in order for this chunk; `pullers` is not empty."""
-    return min(pullers, key=lambda puller: (weights(puller, chunk + 1)[chunk], puller))
-
-
 def even_share(own: SourceId, pullers: Iterable[SourceId], num_chunks: int, copies: int = 1) -> int:
     """The chunks of `own` if everybody gets equally many: bit c for chunk c.
 

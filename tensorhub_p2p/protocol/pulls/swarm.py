@@ -11,7 +11,10 @@ every offer carries what that holder has and the digests it knows. The first off
 fixes the publication's layout: equal to ours, or fetched page by page (pages.py). Then the
 driver says `begin`, and chunks are fetched, the rarest first, from near and fast sources
 before others (dispatch.py, picking.py), until the ledger holds all of them (ledger.py) or
-the drought lasts too long (drought.py). A fault costs a source its chunks in flight and a
+the drought lasts too long (drought.py). Of a source that many read, each of its pullers takes a
+share, and they trade (sharing.py); what lies in other zones crosses once (crossing.py); near
+the end late reads are taken back (endgame.py); a source that is the only one is asked far ahead
+(run_ahead.py). A fault costs a source its chunks in flight and a
 rest; two mismatches from a source that did not withdraw, and it is shunned (sources.py).
 Verified chunks are kept.
 
@@ -25,8 +28,8 @@ from outside. Then every source is told `PullBye`, and nothing more comes out.
 Own pauses: when a call comes more than a retry interval late, this process did not run,
 and nobody is judged for the silence.
 
-Bounds: `max_candidates` sources remembered, `max_sources` leases, 2 x `reader_threads`
-chunks in flight (not counting those that a stalled source sits on).
+Bounds: `max_candidates` sources remembered, `max_sources` leases (carriers of crossing.py
+besides), chunks in flight as dispatch.py says.
 """
 
 from __future__ import annotations
