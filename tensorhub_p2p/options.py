@@ -10,7 +10,7 @@ import operator
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import SupportsIndex, TypeVar
 
 from tensorhub_p2p.config import TRANSPORTS, ConfigError
@@ -140,6 +140,7 @@ def resolve_options(
         raise ConfigError(f"seeds = {seeds!r}: give a list of addresses, as in [{seeds!r}]")
     if isinstance(transports, str):
         raise ConfigError(f"transports = {transports!r}: give a list, as in [{transports!r}]")
+    secret = secret if secret is not None else env.get("THUB_SECRET") or None
     options = PeerOptions(
         cluster=checked_name("cluster", pick("cluster", cluster, str, "default")),
         seeds=tuple(pick("seeds", seeds, _listed, ())),
@@ -147,12 +148,12 @@ def resolve_options(
         bind=pick("bind", bind, str, "127.0.0.1:0"),
         advertise=pick("advertise", advertise, str, "") or None,
         data_bind=pick("data_bind", data_bind, str, "") or None,
-        secret=secret if secret is not None else env.get("THUB_SECRET") or None,
+        secret=secret,
         insecure=pick("insecure", insecure, _truth, False),
         name=pick("name", name, str, f"{socket.gethostname()}:{os.getpid()}")[:MAX_NAME],
         host=pick("host", host, str, ""),
         rack=pick("rack", rack, str, ""),
-        transports=tuple(pick("transports", transports, _listed, ())),
+        transports=tuple(pick("transports", transports, _listed, default_transports(secret))),
         offload_limit=checked_integer(
             "offload_limit",
             pick("offload_limit", offload_limit, int, usable_bytes() // OFFLOAD_PART),
@@ -161,8 +162,12 @@ def resolve_options(
         ),
         join_timeout=pick("join_timeout", join_timeout, float, 30.0),
     )
-    if transports is None and "THUB_TRANSPORTS" not in env:
-        options = replace(options, transports=default_transports(options.secret))
+    _check(options)
+    return options
+
+
+def _check(options: PeerOptions) -> None:
+    """Raises ConfigError, AddressError."""
     unknown = [name for name in options.transports if name not in TRANSPORTS]
     if unknown or not options.transports:
         raise ConfigError(
@@ -174,4 +179,3 @@ def resolve_options(
     check_timeout(options.join_timeout, "join_timeout")
     for seed in options.seeds:
         dialable(seed)
-    return options
