@@ -96,13 +96,16 @@ class Span:
 class Offers:
     """What users published from when to when: their own account, not the directory's.
 
-    A process that crashed goes on offering, as nobody can know before it is declared dead.
+    A process that crashed goes on offering, as nobody can know before it is declared dead. So does
+    one whose handle is closed in the middle of its publish: closing takes it back by the same steps
+    as it does what was published before.
     """
 
     def __init__(self) -> None:
         self.spans: dict[tuple[str, int, int], list[Span]] = defaultdict(list)
         """By replica, version and shard."""
         self._open: dict[HandleId, Span] = {}
+        self._closing: set[HandleId] = set()
 
     def on_fact(self, now: float, fact: Fact) -> None:
         if isinstance(fact, Offered):
@@ -113,8 +116,12 @@ class Offers:
         elif isinstance(fact, Ended) and fact.verb == "publish":
             span = self._open[fact.handle]
             span.publication = fact.publication
-            if fact.error is not None:
+            if fact.error is not None and fact.handle not in self._closing:
                 self._close(now, fact.handle)
+        elif isinstance(fact, Began) and fact.verb == "close":
+            self._closing.add(fact.handle)
+        elif isinstance(fact, Ended) and fact.verb == "close":
+            self._close(now, fact.handle)
         elif isinstance(fact, LetGo):
             self._close(now, fact.handle)
 
