@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any
 
 import machine
-from pull import Figure
+from figures import Figure, Rounds, announce, finish, record, rounded, show
 from worker import Cluster, Remote
 
 TINY = 1024
@@ -29,14 +28,11 @@ SETTLE = 0.02
 """Seconds until those that wait have asked, so that they are told and don't ask."""
 
 
-class Samples:
+class Samples(Rounds):
     """Milliseconds, by what was measured."""
 
-    def __init__(self) -> None:
-        self.values: dict[str, list[float]] = {}
-
-    def add(self, name: str, seconds: float) -> None:
-        self.values.setdefault(name, []).append(seconds * 1e3)
+    def add_seconds(self, name: str, seconds: float) -> None:
+        self.add(name, seconds * 1e3)
 
     def figure(self, what: str, name: str, percentile: int, target: float | None = None) -> Figure:
         values = self.values[name]
@@ -64,22 +60,22 @@ def measure(workers: list[Remote], samples: int) -> Samples:
         for version in range(1, rounds + 1):
             _round(seen, trainer, rollout, model, version)
             asked = [others[(version * BARE + step) % len(others)] for step in range(BARE)]
-            seen.add("bare", rollout.bare_round_trip(asked))
+            seen.add_seconds("bare", rollout.bare_round_trip(asked))
     return seen
 
 
 def _round(seen: Samples, trainer: Remote, rollout: Remote, model: str, version: int) -> None:
-    seen.add("unpublish", trainer.unpublish(model))
+    seen.add_seconds("unpublish", trainer.unpublish(model))
     rollout.begin("wait_for", model, version - 1)
     time.sleep(SETTLE)
     began = trainer.publish_at(model, version)
-    seen.add("publish", time.monotonic() - began)
-    seen.add("visible", rollout.result() - began)
+    seen.add_seconds("publish", time.monotonic() - began)
+    seen.add_seconds("visible", rollout.result() - began)
     trainer.wait_for_digests(model)
     pull = rollout.replicate(model)
-    seen.add("replicate", pull["seconds"])
+    seen.add_seconds("replicate", pull["seconds"])
     for part in ("waiting", "registering", "moving"):
-        seen.add(part, pull[part])
+        seen.add_seconds(part, pull[part])
 
 
 def figures(seen: Samples) -> list[Figure]:
@@ -115,25 +111,14 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=320)
     parser.add_argument("--dry", action="store_true", help="don't save the results")
     options = parser.parse_args()
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    facts = announce()
     with Cluster(options.peers) as workers:
         seen = measure(workers, options.samples)
     found = figures(seen)
     print(f"\n{options.peers} processes")
-    for figure in found:
-        print(figure)
-    if not options.dry:
-        results: dict[str, Any] = {
-            "control_plane": {
-                "peers": options.peers,
-                "figures": [{**vars(figure), "met": figure.met} for figure in found],
-                "samples": {k: [round(v, 3) for v in vs] for k, vs in seen.values.items()},
-            }
-        }
-        machine.save("control_plane", facts, results)
-        print("\nsaved as benchmarks/results/control_plane.json")
-    return int(any(not figure.met for figure in found))
+    show(found)
+    result = record(found, rounded(seen.values, 3), peers=options.peers)
+    return finish("control_plane", facts, {"control_plane": result}, dry=options.dry)
 
 
 if __name__ == "__main__":

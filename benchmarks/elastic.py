@@ -27,7 +27,7 @@ from typing import Any
 
 import environments
 import machine
-from pull import Figure
+from figures import Figure, announce, finish, record, show, skipped
 from remote import Remote
 from testbed import Testbed, why_not
 
@@ -176,18 +176,14 @@ def window(
 
 def main() -> int:
     options = _options()
-    trouble = why_not()
-    if trouble is not None:
-        print(f"not measured: {trouble}")
+    if skipped(why_not(), "not measured"):
         return 0
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
     topology = (
         f"1 trainer and {options.rollouts} rollouts, {options.mbit:g} Mbit/s a host each way, "
         f"{options.size >> 20} MiB, {options.rounds} rounds a window"
     )
-    print(f"\n{topology}")
-    met = True
+    facts = announce(topology)
+    results: dict[str, Any] = {}
     with Testbed(hosts=1 + options.rollouts, mbit=options.mbit) as bed:
         fleets: dict[str, Fleet] = {"ours": Fleet(bed, options.size)}
         try:
@@ -198,23 +194,15 @@ def main() -> int:
                 fleet.updates([0.0] * options.rollouts)  # warms up
             for length in options.windows:
                 figures, seen = window(options, length, fleets)
-                for figure in figures:
-                    print(figure, flush=True)
-                    met &= figure.met
-                result = {
-                    "command": f"elastic.py --windows {length:g}",
-                    "topology": topology,
-                    "figures": [{**vars(figure), "met": figure.met} for figure in figures],
-                    "samples": seen,
-                }
+                show(figures)
+                about = {"command": f"elastic.py --windows {length:g}", "topology": topology}
+                results[f"window of {length:g} s"] = record(figures, seen, **about)
                 if not options.dry:  # at once: what follows may be broken off
-                    machine.save("elastic", facts, {f"window of {length:g} s": result})
+                    machine.save("elastic", facts, results)
         finally:
             for fleet in fleets.values():
                 fleet.end()
-    if not options.dry:
-        print("\nsaved as benchmarks/results/elastic.json")
-    return int(not met)
+    return finish("elastic", facts, results, dry=options.dry)
 
 
 def _options() -> argparse.Namespace:

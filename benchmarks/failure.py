@@ -27,8 +27,8 @@ from collections.abc import Callable
 from typing import Any
 
 import machine
-from fan_out import MIB, Swarm, in_bytes
-from pull import Figure
+from fan_out import Swarm
+from figures import MIB, Figure, parse_size, show, skipped
 from testbed import why_not
 
 from tensorhub_p2p.config import PullConfig
@@ -127,12 +127,10 @@ def main() -> int:
     )
     parser.add_argument("--only", choices=sorted(CASES), nargs="+", default=sorted(CASES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--size", type=in_bytes, default=128 * MIB, help="bytes, or 64M")
+    parser.add_argument("--size", type=parse_size, default=128 * MIB, help="bytes, or 64M")
     parser.add_argument("--mbit", type=float, default=250.0)
     options = parser.parse_args()
-    reason = why_not()
-    if reason is not None:
-        print(f"skipped: {reason}")
+    if skipped(why_not()):
         return 0
     facts, results, figures = machine.facts(), {}, []
     for name in options.only:
@@ -145,7 +143,7 @@ def main() -> int:
         found = judge(rounds, options)
         figures += found
         results[name] = _result(rounds, found, options)
-    print(*figures, sep="\n")
+    show(figures)
     print(f"saved in {machine.save('failure', facts, results)}")
     return int(not all(figure.met for figure in figures))
 

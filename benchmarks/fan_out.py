@@ -22,11 +22,10 @@ import time
 from typing import Any
 
 import machine
-from pull import Figure
+from figures import MIB, Figure, parse_size, show, skipped
 from testbed import Testbed, why_not
 from worker import Remote
 
-MIB = 1 << 20
 TARGETS = {8: 1.15, 16: 1.22}
 MAX_RECEIVED = 1.02
 
@@ -114,9 +113,7 @@ class Swarm:
 
 def main() -> int:
     options = _options()
-    reason = why_not()
-    if reason is not None:
-        print(f"skipped: {reason}")
+    if skipped(why_not()):
         return 0
     size, counts = options.size, sorted({1, *options.pullers})
     rounds: dict[int, list[dict[str, Any]]] = {n: [] for n in counts}
@@ -131,8 +128,7 @@ def main() -> int:
                 print(f"  round {number}, n = {n:3}: {told}  {_told(seen)}", flush=True)
                 swarm.compare(n)
     figures = [figure for n in counts for figure in _figures(n, rounds, size, options.mbit)]
-    for figure in figures:
-        print(figure)
+    show(figures)
     saved = {
         f"{n} pullers": {"size": size, "mbit": options.mbit, "rounds": rounds[n]} for n in counts
     }
@@ -169,13 +165,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--pullers", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--size", type=in_bytes, default=128 * MIB, help="bytes, or 64M")
+    parser.add_argument("--size", type=parse_size, default=128 * MIB, help="bytes, or 64M")
     parser.add_argument("--mbit", type=float, default=250.0)
     return parser.parse_args()
-
-
-def in_bytes(text: str) -> int:
-    return int(text[:-1]) * MIB if text.endswith("M") else int(text)
 
 
 if __name__ == "__main__":

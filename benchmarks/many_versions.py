@@ -16,8 +16,7 @@ import sys
 import time
 from typing import Any
 
-import machine
-from pull import parse_size
+from figures import announce, parse_size, save
 from worker import Cluster, Remote
 
 from tensorhub_p2p.cli.doctor import trouble
@@ -91,8 +90,7 @@ def main() -> int:
     options = parser.parse_args()
     if not 0 < options.warm_up < options.versions:
         parser.error("the warm-up must be shorter than the run")
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    facts = announce()
     results: dict[str, dict[str, Any]] = {}
     for transport in options.transport:
         why_not = trouble(transport)
@@ -112,8 +110,7 @@ def main() -> int:
             print(f"  {side:<7} {memory}, {', '.join(told)}")
         print(f"  grew: {', '.join(result['grew']) or 'nothing'}", flush=True)
     if not options.dry:
-        machine.save("many_versions", facts, results)
-        print("\nsaved as benchmarks/results/many_versions.json")
+        save("many_versions", facts, results)
     return int(any(result["grew"] for result in results.values()))
 
 

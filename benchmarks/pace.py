@@ -17,10 +17,9 @@ import time
 from typing import Any
 
 import machine
-from pull import Figure
+from figures import MIB, Figure, announce, save, show
 from worker import Cluster, Remote
 
-MIB = 1 << 20
 SHARD_BYTES = 8 * MIB
 CHUNKS = 8
 READERS = 2
@@ -73,21 +72,18 @@ def main() -> int:
     parser.add_argument("--rollouts", type=int, default=2)
     parser.add_argument("--dry", action="store_true", help="don't save the results")
     options = parser.parse_args()
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    facts = announce()
     with Cluster(1 + options.rollouts) as workers:
         seen = run(workers, options)
     found = figures(seen, options)
     print()
-    for figure in found:
-        print(figure)
+    show(found)
     for rollout in seen["rollouts"]:
         for error in rollout["errors"][:5]:
             print("   ", error)
     if not options.dry:
         case = {**vars(options), "figures": [vars(figure) for figure in found]}
-        machine.save("pace", facts, {"pace": case})
-        print("\nsaved as benchmarks/results/pace.json")
+        save("pace", facts, {"pace": case})
     return 0
 
 

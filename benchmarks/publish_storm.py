@@ -26,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import machine
+from figures import save
 
 from tensorhub_p2p.config import DirectoryConfig, GroupConfig
 from tensorhub_p2p.protocol.directory.admission import admit
@@ -246,8 +247,7 @@ def main() -> None:
     for name, value in result.items():
         print(f"{name:>30}  {value}")
     if not args.dry:
-        machine.save("publish_storm", facts, {"publish_storm": result})
-        print("\nsaved as benchmarks/results/publish_storm.json")
+        save("publish_storm", facts, {"publish_storm": result})
 
 
 if __name__ == "__main__":

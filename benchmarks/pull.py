@@ -16,80 +16,19 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import machine
+from figures import MIB, Figure, Measured, Rounds, case_options, run_documented
 from worker import Cluster, Remote
 
 from tensorhub_p2p.config import Config, MemoryConfig
 
-MIB = 1 << 20
 PUBLISHES = 40
 LATENCY_SAMPLES = 200
 
 
-@dataclass
-class Figure:
-    """One line of the result. `target` is (">=" or "<=", value), for the value given."""
-
-    what: str
-    value: float
-    unit: str
-    target: tuple[str, float] | None = None
-    bare: float | None = None
-    """The bare figure in GB/s, and ours beside it."""
-    ours: float | None = None
-    detail: str = ""
-
-    @property
-    def met(self) -> bool:
-        if self.target is None:
-            return True
-        sign, bound = self.target
-        return self.value >= bound if sign == ">=" else self.value <= bound
-
-    def __str__(self) -> str:
-        rates = ""
-        if self.bare is not None and self.ours is not None:
-            rates = f"bare {self.bare:6.2f} GB/s  ours {self.ours:6.2f} GB/s"
-        target = "" if self.target is None else f"target {self.target[0]} {self.target[1]:g}"
-        verdict = "" if self.target is None else ("  met" if self.met else "  MISSED")
-        value = f"{self.value:8.3f} {self.unit}"
-        return (
-            f"  {self.what:<46} {rates:<40} {value:<16} {target}{verdict}  {self.detail}".rstrip()
-        )
-
-
-class Rounds:
-    """What was measured round by round: name → seconds (or another figure)."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[float]] = {}
-
-    def add(self, name: str, value: float) -> None:
-        self.values.setdefault(name, []).append(value)
-
-    def add_pull(self, name: str, pull: dict[str, Any]) -> None:
-        for key in ("seconds", "moving", "waiting", "registering", "cpu"):
-            self.add(f"{name} {key}" if key != "seconds" else name, pull[key])
-
-    def against_bare(
-        self, what: str, name: str, size: int, target: tuple[str, float] | None = None
-    ) -> Figure:
-        """bare seconds / our seconds: the share of the bare speed."""
-        bare, ours = self.values["bare"], self.values[name]
-        return Figure(
-            what,
-            machine.median_ratio(bare, ours),
-            "of bare",
-            target,
-            bare=size / machine.percentile(bare, 50) / 1e9,
-            ours=size / machine.percentile(ours, 50) / 1e9,
-        )
-
-
-Case = Callable[[argparse.Namespace], tuple[list[Figure], Rounds]]
+Case = Callable[[argparse.Namespace], Measured]
 
 
 # --- one big tensor against the bare figure ----------------------------------------------
@@ -164,7 +103,7 @@ def against_bare(
     return seen
 
 
-def cma(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def cma(options: argparse.Namespace) -> Measured:
     """Memory of another process on this machine, as the allocator gave it (small pages)."""
     config = Config(memory=MemoryConfig(huge_pages=False))
     with Cluster(2, config=config, transports=["cma"]) as (source, target):
@@ -175,15 +114,15 @@ def cma(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
         )
     size = pair.size
     return [
-        seen.against_bare("cma, the whole call", "pull", size, (">=", 0.7)),
-        seen.against_bare("cma, while bytes move", "pull moving", size),
-        seen.against_bare("cma, right after publish, the whole call", "fresh", size),
-        seen.against_bare("cma, right after publish, while bytes move", "fresh moving", size),
+        seen.against("bare", "cma, the whole call", "pull", size, (">=", 0.7)),
+        seen.against("bare", "cma, while bytes move", "pull moving", size),
+        seen.against("bare", "cma, right after publish, the whole call", "fresh", size),
+        seen.against("bare", "cma, right after publish, while bytes move", "fresh moving", size),
         memory,
     ], seen
 
 
-def tcp(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def tcp(options: argparse.Namespace) -> Measured:
     """Loopback, in the clear."""
     with Cluster(2, transports=["tcp"]) as (source, target):
         pair = Pair(source, target, options.size)
@@ -191,13 +130,13 @@ def tcp(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
         target.bare_target(source.bare_source())
         seen = against_bare(pair, options.rounds, target.bare_receive, fresh=False)
     return [
-        seen.against_bare("tcp, the whole call", "pull", pair.size, (">=", 0.75)),
-        seen.against_bare("tcp, while bytes move", "pull moving", pair.size),
+        seen.against("bare", "tcp, the whole call", "pull", pair.size, (">=", 0.75)),
+        seen.against("bare", "tcp, while bytes move", "pull moving", pair.size),
         memory,
     ], seen
 
 
-def tls(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def tls(options: argparse.Namespace) -> Measured:
     """Loopback, in TLS 1.3, beside bare streams in the clear. A quarter of the size."""
     with Cluster(2, transports=["tcp"], secret="a secret for the benchmark") as workers:
         pair = Pair(*workers, options.size // 4)
@@ -205,7 +144,7 @@ def tls(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
         pair.target.bare_target(pair.source.bare_source())
         seen = against_bare(pair, options.rounds, pair.target.bare_receive, fresh=False)
     return [
-        seen.against_bare("tcp with TLS 1.3, the whole call", "pull", pair.size),
+        seen.against("bare", "tcp with TLS 1.3, the whole call", "pull", pair.size),
         memory,
     ], seen
 
@@ -213,7 +152,7 @@ def tls(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
 # --- the control plane -------------------------------------------------------------------
 
 
-def publish(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def publish(options: argparse.Namespace) -> Measured:
     """How long `publish` takes, for little and for much, among four peers."""
     seen, sizes = Rounds(), {"8 MiB": 8 * MIB, "1 GiB": options.size}
     with Cluster(4) as workers:
@@ -229,7 +168,7 @@ def publish(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
     ], seen
 
 
-def latency(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def latency(options: argparse.Namespace) -> Measured:
     """What a pull costs besides its bytes, and how fast a new version is seen, among four."""
     seen = Rounds()
     with Cluster(4) as workers:
@@ -273,44 +212,8 @@ CASES: dict[str, Case] = {
 
 
 def main() -> int:
-    options = _options()
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    results: dict[str, dict[str, Any]] = {}
-    missed = False
-    for name in options.only:
-        began = time.monotonic()
-        figures, seen = CASES[name](options)
-        print(f"\n{name}: {CASES[name].__doc__}  ({time.monotonic() - began:.0f} s)")
-        for figure in figures:
-            print(figure)
-            missed |= not figure.met
-        results[name] = {
-            "size_bytes": options.size,
-            "rounds": options.rounds,
-            "figures": [{**vars(figure), "met": figure.met} for figure in figures],
-            "samples": {k: [round(v, 6) for v in values] for k, values in seen.values.items()},
-        }
-    if not options.dry:
-        machine.save("pull", facts, results)
-        print("\nsaved as benchmarks/results/pull.json")
-    return int(missed)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--size", type=parse_size, default=1 << 30, help="bytes, as 1G or 256M")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--dry", action="store_true", help="don't save the results")
-    return parser.parse_args()
-
-
-def parse_size(text: str) -> int:
-    """Bytes, from a text as 256M."""
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    unit = units.get(text[-1:].upper(), 0)
-    return int(text[:-1]) * unit if unit else int(text)
+    options = case_options(__doc__, CASES, size=1 << 30)
+    return run_documented("pull", options, CASES)
 
 
 if __name__ == "__main__":

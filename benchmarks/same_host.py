@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import machine
-from pull import Figure, Rounds, parse_size
+from figures import Figure, Measured, Rounds, case_options, run_cases
 from worker import Cluster, Remote
 
 from tensorhub_p2p.config import Config, MemoryConfig, PullConfig
@@ -98,18 +97,10 @@ class Bench:
     def figure(
         self, what: str, name: str, bare: str, target: tuple[str, float], copies: int = 1
     ) -> Figure:
-        ours, theirs = self.seen.values[name], self.seen.values[bare]
-        return Figure(
-            what,
-            machine.median_ratio(theirs, ours),
-            "of bare",
-            target,
-            bare=copies * self.size / machine.percentile(theirs, 50) / 1e9,
-            ours=copies * self.size / machine.percentile(ours, 50) / 1e9,
-        )
+        return self.seen.against(bare, what, name, copies * self.size, target)
 
 
-def measure(kind: str, options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def measure(kind: str, options: argparse.Namespace) -> Measured:
     huge = kind == "huge"
     memory = MemoryConfig(huge_pages=huge, huge_page_load=0.9)
     configs = [Config(memory=memory, pull=PullConfig(reader_threads=n)) for n in (2, 1, 2, 2)]
@@ -133,31 +124,14 @@ def measure(kind: str, options: argparse.Namespace) -> tuple[list[Figure], Round
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--size", type=parse_size, default=1 << 30, help="bytes, as 1G or 256M")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--dry", action="store_true", help="don't save the results")
-    options = parser.parse_args()
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    results: dict[str, dict[str, Any]] = {}
-    for kind in options.only:
-        began = time.monotonic()
-        figures, seen = measure(kind, options)
-        print(f"\n{KINDS[kind]}, {options.rounds} rounds  ({time.monotonic() - began:.0f} s)")
-        for figure in figures:
-            print(figure)
-        results[kind] = {
-            "size_bytes": options.size,
-            "rounds": options.rounds,
-            "figures": [{**vars(figure), "met": figure.met} for figure in figures],
-            "samples": {k: [round(v, 6) for v in values] for k, values in seen.values.items()},
-        }
-    if not options.dry:
-        machine.save("same_host", facts, results)
-        print("\nsaved as benchmarks/results/same_host.json")
-    return int(not all(f["met"] for result in results.values() for f in result["figures"]))
+    options = case_options(__doc__, KINDS, size=1 << 30)
+    return run_cases(
+        "same_host",
+        options,
+        lambda kind: measure(kind, options),
+        lambda kind: f"{KINDS[kind]}, {options.rounds} rounds",
+        lambda _: options.size,
+    )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from typing import Any
 
 import environments
 import machine
-from pull import Figure
+from figures import Figure, announce, record, rounded, status
 from remote import Remote, RemoteError, Start
 from single_link_plot import PICTURE, draw
 from testbed import Testbed, why_not
@@ -395,25 +395,22 @@ def measure(place: Place, name: str, size: int) -> dict[str, Any] | None:
             print(str(figure).replace("bare ", "other"), flush=True)
         print(f"    ({time.monotonic() - began:.0f} s, {environments.version_of(name)})")
         lines += measured
-        samples[system.what] = {
-            kind: [round(value, 6) for value in values] for kind, values in seen.items()
-        }
+        samples[system.what] = rounded(seen)
     if not lines:
         return None
-    return {
-        "about": place.about,
-        "size_bytes": size,
-        "rounds": place.rounds,
-        "version": environments.version_of(name),
-        "figures": [{**vars(figure), "met": figure.met} for figure in lines],
-        "samples": samples,
-    }
+    return record(
+        lines,
+        samples,
+        about=place.about,
+        size_bytes=size,
+        rounds=place.rounds,
+        version=environments.version_of(name),
+    )
 
 
 def main() -> int:
     options = _options()
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    facts = announce()
     results: dict[str, dict[str, Any]] = {}
     saved: Path | None = None
     with places(options.rounds) as found:
@@ -433,8 +430,7 @@ def main() -> int:
     if saved is not None:
         draw(saved)
         print(f"\nsaved as benchmarks/results/{saved.name}, drawn as docs/images/{PICTURE.name}")
-    lines = [figure for result in results.values() for figure in result["figures"]]
-    return int(not all(figure["met"] for figure in lines))
+    return status(results)
 
 
 def _options() -> argparse.Namespace:

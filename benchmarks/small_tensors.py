@@ -10,15 +10,11 @@ memory was touched once before. Results are saved in benchmarks/results/small_te
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import machine
-from pull import MIB, Figure, Rounds
+from figures import MIB, Figure, Measured, Rounds, case_options, run_cases
 from worker import Cluster, Remote
 
 Sizes = list[tuple[str, int]]
@@ -66,7 +62,7 @@ CASES = {
 }
 
 
-def measure(case: Case, rounds: int) -> tuple[list[Figure], Rounds]:
+def measure(case: Case, rounds: int) -> Measured:
     total = sum(size for _, size in case.sizes)
     seen = Rounds()
     with Cluster(2, transports=["cma"]) as (source, target):
@@ -111,43 +107,21 @@ def first_pull(source: Remote, target: Remote) -> int:
 def compare(
     what: str, key: str, total: int, seen: Rounds, target: tuple[str, float] | None = None
 ) -> Figure:
-    one, many = seen.values[f"one{key}"], seen.values[f"many{key}"]
-    return Figure(
-        what,
-        machine.median_ratio(one, many),
-        "of one tensor",
-        target,
-        bare=total / machine.percentile(one, 50) / 1e9,
-        ours=total / machine.percentile(many, 50) / 1e9,
-        detail='"bare" is one tensor of the same total, pulled',
+    detail = '"bare" is one tensor of the same total, pulled'
+    return seen.against(
+        f"one{key}", what, f"many{key}", total, target, unit="of one tensor", detail=detail
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--dry", action="store_true", help="don't save the results")
-    options = parser.parse_args()
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    results: dict[str, dict[str, Any]] = {}
-    for name in options.only:
-        began = time.monotonic()
-        figures, seen = measure(CASES[name], options.rounds)
-        print(f"\n{name}, {options.rounds} rounds  ({time.monotonic() - began:.0f} s)")
-        for figure in figures:
-            print(figure, flush=True)
-        results[name] = {
-            "size_bytes": sum(size for _, size in CASES[name].sizes),
-            "rounds": options.rounds,
-            "figures": [{**vars(figure), "met": figure.met} for figure in figures],
-            "samples": {k: [round(v, 6) for v in values] for k, values in seen.values.items()},
-        }
-    if not options.dry:
-        machine.save("small_tensors", facts, results)
-        print("\nsaved as benchmarks/results/small_tensors.json")
-    return int(not all(f["met"] for result in results.values() for f in result["figures"]))
+    options = case_options(__doc__, CASES, rounds=15)
+    return run_cases(
+        "small_tensors",
+        options,
+        lambda name: measure(CASES[name], options.rounds),
+        lambda name: f"{name}, {options.rounds} rounds",
+        lambda name: sum(size for _, size in CASES[name].sizes),
+    )
 
 
 if __name__ == "__main__":

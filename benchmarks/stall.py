@@ -29,7 +29,7 @@ from typing import Any
 
 import environments
 import machine
-from pull import Figure
+from figures import Figure, announce, finish, record, show, skipped
 from remote import Remote
 from testbed import Testbed, why_not
 
@@ -191,30 +191,17 @@ def figures(options: argparse.Namespace, seen: dict[str, list[Stall]]) -> list[F
 
 def main() -> int:
     options = _options()
-    trouble = why_not()
-    if trouble is not None:
-        print(f"not measured: {trouble}")
+    if skipped(why_not(), "not measured"):
         return 0
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
     topology = (
         f"{TRAINER_RANKS} trainer ranks and {options.rollouts} rollouts, {options.mbit:g} Mbit/s a "
         f"host each way, {options.size >> 20} MiB, {options.versions} versions"
     )
-    print(f"\n{topology}")
+    facts = announce(topology)
     measured, seen = run(options)
-    for figure in measured:
-        print(figure)
-    if not options.dry:
-        result = {
-            "command": "stall.py",
-            "topology": topology,
-            "figures": [{**vars(figure), "met": figure.met} for figure in measured],
-            "samples": seen,
-        }
-        machine.save("stall", facts, {"stall": result})
-        print("\nsaved as benchmarks/results/stall.json")
-    return int(not all(figure.met for figure in measured))
+    show(measured)
+    result = record(measured, seen, command="stall.py", topology=topology)
+    return finish("stall", facts, {"stall": result}, dry=options.dry)
 
 
 def _options() -> argparse.Namespace:

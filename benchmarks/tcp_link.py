@@ -33,8 +33,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import bare
-import machine
-from pull import Figure, Pair, Rounds, parse_size
+from figures import Figure, Measured, Rounds, case_options, run_documented, skipped
+from pull import Pair
 from testbed import Host, Testbed, why_not
 from worker import Remote
 
@@ -121,21 +121,12 @@ def figures(seen: Rounds, size: int, name: str, against: dict[str, float | None]
     for other, bound in against.items():
         target = None if bound is None else (">=", bound)
         for which, what in (("pull", "the whole call"), ("pull moving", "while bytes move")):
-            ours, theirs = seen.values[which], seen.values[other]
-            found.append(
-                Figure(
-                    f"{name}, {what}, against {other}",
-                    machine.median_ratio(theirs, ours),
-                    f"of {other}",
-                    target if which == "pull" else None,
-                    bare=size / machine.percentile(theirs, 50) / 1e9,
-                    ours=size / machine.percentile(ours, 50) / 1e9,
-                )
-            )
+            told, wanted = f"{name}, {what}, against {other}", target if which == "pull" else None
+            found.append(seen.against(other, told, which, size, wanted, unit=f"of {other}"))
     return found
 
 
-def plain(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def plain(options: argparse.Namespace) -> Measured:
     """Between two hosts, in the clear."""
     with between_two_hosts(transports=["tcp"], insecure=True) as (bed, source, target):
         pair = pair_of(source, target, options.size)
@@ -155,7 +146,7 @@ def plain(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
     return figures(seen, options.size, "two hosts", targets), seen
 
 
-def tls(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def tls(options: argparse.Namespace) -> Measured:
     """Between two hosts, in TLS 1.3."""
     with between_two_hosts(transports=["tcp"], secret=SECRET) as (bed, source, target):
         pair = pair_of(source, target, options.size)
@@ -166,7 +157,7 @@ def tls(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
     return figures(seen, options.size, "two hosts, TLS", {"bare TLS": 0.85}), seen
 
 
-def loopback(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def loopback(options: argparse.Namespace) -> Measured:
     """Between two processes of one host, in the clear."""
     with Testbed(hosts=1) as bed:
         workers: list[Remote] = []
@@ -198,41 +189,10 @@ CASES = {"plain": plain, "tls": tls, "loopback": loopback}
 
 
 def main() -> int:
-    options = _options()
-    reason = why_not()
-    if reason is not None:
-        print(f"skipped: {reason}")
+    options = case_options(__doc__, CASES, size=1 << 30)
+    if skipped(why_not()):
         return 0
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    results: dict[str, dict[str, Any]] = {}
-    missed = False
-    for name in options.only:
-        began = time.monotonic()
-        found, seen = CASES[name](options)
-        print(f"\n{name}: {CASES[name].__doc__}  ({time.monotonic() - began:.0f} s)")
-        for figure in found:
-            print(figure)
-            missed |= not figure.met
-        results[name] = {
-            "size_bytes": options.size,
-            "rounds": options.rounds,
-            "figures": [{**vars(figure), "met": figure.met} for figure in found],
-            "samples": {k: [round(v, 6) for v in values] for k, values in seen.values.items()},
-        }
-    if not options.dry:
-        machine.save("tcp_link", facts, results)
-        print("\nsaved as benchmarks/results/tcp_link.json")
-    return int(missed)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--size", type=parse_size, default=1 << 30, help="bytes, as 1G or 256M")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--dry", action="store_true", help="don't save the results")
-    return parser.parse_args()
+    return run_documented("tcp_link", options, CASES)
 
 
 if __name__ == "__main__":

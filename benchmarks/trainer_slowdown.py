@@ -22,11 +22,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import machine
 import testbed
-from pull import Figure, Rounds
+from figures import (
+    Figure,
+    Measured,
+    Rounds,
+    announce,
+    case_options,
+    finish,
+    record,
+    rounded,
+    show,
+    skipped,
+)
 from worker import Cluster, Remote
 
 SIZE = 256 << 20
@@ -40,7 +50,7 @@ MBIT = 1000
 GIL_SECONDS = 10.0
 TRAINER_CORE, READER_CORE = 0, 1
 
-Case = Callable[[argparse.Namespace], tuple[list[Figure], Rounds]]
+Case = Callable[[argparse.Namespace], Measured]
 
 
 def start(source: Remote, target: Remote, size: int) -> tuple[int, int]:
@@ -93,7 +103,7 @@ def slowdowns(
     return seen
 
 
-def cma(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def cma(options: argparse.Namespace) -> Measured:
     """Read by another process of the machine, as fast as it can."""
     with Cluster(2, transports=["cma"]) as (source, target):
         seen = slowdowns(source, target, options.rounds, start(source, target, SIZE), SIZE)
@@ -106,7 +116,7 @@ def cma(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
     ], seen
 
 
-def tcp(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def tcp(options: argparse.Namespace) -> Measured:
     """Read over a link of 1 Gbit/s."""
     with linked() as (source, target):
         start(source, target, LINK_SIZE)
@@ -116,7 +126,7 @@ def tcp(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
     return [Figure("slow-down of the trainer", slower, "x", ("<=", 1.1), detail=told)], seen
 
 
-def gil(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def gil(options: argparse.Namespace) -> Measured:
     """Read while its Python holds the GIL."""
     seen, figures = Rounds(), []
     with Cluster(2, transports=["cma"]) as workers:
@@ -128,7 +138,7 @@ def gil(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
     return figures, seen
 
 
-def pages(options: argparse.Namespace) -> tuple[list[Figure], Rounds]:
+def pages(options: argparse.Namespace) -> Measured:
     """While it gets huge pages behind 1 GiB that was just registered."""
     seen = Rounds()
     for _ in range(max(3, options.rounds // 2)):
@@ -183,33 +193,17 @@ CASES: dict[str, Case] = {"cma": cma, "tcp": tcp, "gil": gil, "pages": pages}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--dry", action="store_true", help="don't save the results")
-    options = parser.parse_args()
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    results: dict[str, dict[str, Any]] = {}
+    options = case_options(__doc__, CASES, rounds=7)
+    facts, results = announce(), {}
     for name in options.only:
-        why_not = testbed.why_not() if name == "tcp" else None
-        if why_not is not None:
-            print(f"\n{name}: skipped: {why_not}")
+        if skipped(testbed.why_not() if name == "tcp" else None, f"\n{name}: skipped"):
             continue
         figures, seen = CASES[name](options)
         print(f"\n{name}: {CASES[name].__doc__}")
-        for figure in figures:
-            print(figure, flush=True)
-        results[name] = {
-            "size_bytes": SIZE,
-            "rounds": options.rounds,
-            "figures": [{**vars(figure), "met": figure.met} for figure in figures],
-            "samples": {k: [round(v, 6) for v in values] for k, values in seen.values.items()},
-        }
-    if not options.dry:
-        machine.save("trainer_slowdown", facts, results)
-        print("\nsaved as benchmarks/results/trainer_slowdown.json")
-    return int(not all(f["met"] for result in results.values() for f in result["figures"]))
+        show(figures)
+        samples = rounded(seen.values)
+        results[name] = record(figures, samples, size_bytes=SIZE, rounds=options.rounds)
+    return finish("trainer_slowdown", facts, results, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import sys
 from typing import Any
 
 import machine
-from pull import Figure, parse_size
+from figures import Figure, announce, case_options, save, show
 from single_link import Pair, System, ours
 
 from tensorhub_p2p.cli.doctor import trouble
@@ -104,28 +104,19 @@ def figures(seconds: dict[str, list[float]], size: int) -> list[Figure]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--size", type=parse_size, default=1 << 30, help="bytes, as 256M")
-    parser.add_argument("--rounds", type=int, default=9)
-    everything = [*TRANSPORTS, *BARE]
-    parser.add_argument("--only", nargs="+", choices=everything, default=everything)
-    parser.add_argument("--dry", action="store_true", help="don't save the results")
-    options = parser.parse_args()
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    options = case_options(__doc__, [*TRANSPORTS, *BARE], size=1 << 30)
+    facts = announce()
     seconds = measure(options)
     found = figures(seconds, options.size)
     print(f"\n{options.size >> 20} MiB, {options.rounds} rounds")
-    for figure in found:
-        print(figure)
+    show(found)
     if not options.dry:
         results = {
             "size_bytes": options.size,
             "seconds": seconds,
             "figures": {f.what: {"value": f.value, "unit": f.unit} for f in found},
         }
-        machine.save("transports", facts, results)
-        print("\nsaved as benchmarks/results/transports.json")
+        save("transports", facts, results)
     return int(not all(figure.met for figure in found))
 
 

@@ -28,7 +28,7 @@ from typing import Any
 import elastic
 import environments
 import machine
-from pull import Figure
+from figures import Figure, announce, finish, record, show, skipped
 from remote import Remote
 from testbed import Testbed, why_not
 
@@ -154,29 +154,17 @@ def _figures(
 
 def main() -> int:
     options = _options()
-    trouble = why_not()
-    if trouble is not None:
-        print(f"not measured: {trouble}")
+    if skipped(why_not(), "not measured"):
         return 0
-    facts = machine.facts()
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
     topology = (
         f"1 trainer | line of {options.line:g} Mbit/s | {options.rollouts} rollouts, "
         f"{options.inside:g} Mbit/s a host, {options.size >> 20} MiB, {options.rounds} rounds"
     )
-    print(f"\n{topology}")
+    facts = announce(topology)
     figures, samples = measure(options)
-    for figure in figures:
-        print(figure)
-    if not options.dry:
-        result = {
-            "topology": topology,
-            "figures": [{**vars(figure), "met": figure.met} for figure in figures],
-            "samples": samples,
-        }
-        machine.save("zones", facts, {f"{options.rollouts} rollouts": result})
-        print("\nsaved as benchmarks/results/zones.json")
-    return int(not all(figure.met for figure in figures))
+    show(figures)
+    result = record(figures, samples, topology=topology)
+    return finish("zones", facts, {f"{options.rollouts} rollouts": result}, dry=options.dry)
 
 
 def _options() -> argparse.Namespace:
