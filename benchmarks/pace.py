@@ -20,8 +20,10 @@ import machine
 from figures import MIB, Figure, announce, save, show
 from worker import Cluster, Remote
 
+from tensorhub_p2p.protocol.layout import chunk_bytes_for
+
 SHARD_BYTES = 8 * MIB
-CHUNKS = 8
+CHUNKS = -(-SHARD_BYTES // chunk_bytes_for(SHARD_BYTES))
 READERS = 2
 """Reader threads of one pull (PullConfig.reader_threads)."""
 

@@ -24,7 +24,7 @@ import sys
 from typing import Any
 
 import machine
-from figures import Figure, announce, case_options, save, show
+from figures import Figure, announce, case_options, finish, record, rounded, show
 from single_link import Pair, System, ours
 
 from tensorhub_p2p.cli.doctor import trouble
@@ -110,14 +110,9 @@ def main() -> int:
     found = figures(seconds, options.size)
     print(f"\n{options.size >> 20} MiB, {options.rounds} rounds")
     show(found)
-    if not options.dry:
-        results = {
-            "size_bytes": options.size,
-            "seconds": seconds,
-            "figures": {f.what: {"value": f.value, "unit": f.unit} for f in found},
-        }
-        save("transports", facts, results)
-    return int(not all(figure.met for figure in found))
+    what = f"{options.size >> 20} MiB over {', '.join(options.only)}"
+    case = record(found, rounded(seconds), size_bytes=options.size, rounds=options.rounds)
+    return finish("transports", facts, {what: case}, dry=options.dry)
 
 
 if __name__ == "__main__":

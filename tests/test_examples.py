@@ -165,8 +165,6 @@ def test_trainer_and_rollout_run_as_pasted_and_agree_on_every_version(title: str
 
 @pytest.mark.processes
 @pytest.mark.timeout(2 * PATIENCE)
-@pytest.mark.processes
-@pytest.mark.timeout(2 * PATIENCE)
 def test_the_prefetching_example_copies_what_came_ahead() -> None:
     example = Terminal("python examples/prefetching.py")
     with terminals(example):
@@ -174,6 +172,8 @@ def test_the_prefetching_example_copies_what_came_ahead() -> None:
         example.ends_well()
 
 
+@pytest.mark.processes
+@pytest.mark.timeout(2 * PATIENCE)
 def test_the_torchrun_example_runs_as_pasted() -> None:
     (command,) = commands(section("Under torchrun"))
     job = Terminal(command.replace("torchrun", f"torchrun --master-port {free_port()}", 1))

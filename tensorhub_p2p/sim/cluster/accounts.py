@@ -120,9 +120,7 @@ class Offers:
                 self._close(now, fact.handle)
         elif isinstance(fact, Began) and fact.verb == "close":
             self._closing.add(fact.handle)
-        elif isinstance(fact, Ended) and fact.verb == "close":
-            self._close(now, fact.handle)
-        elif isinstance(fact, LetGo):
+        elif (isinstance(fact, Ended) and fact.verb == "close") or isinstance(fact, LetGo):
             self._close(now, fact.handle)
 
     def _close(self, now: float, handle: HandleId) -> None:
