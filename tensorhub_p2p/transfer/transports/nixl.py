@@ -17,7 +17,7 @@ UCX reads through the kernel, like `cma`, and checks nothing else: that is how t
 tested. Nothing is encrypted, and no port is opened.
 
 Fences. Each reading thread borrows an agent, so that a source that fails takes no other
-read with it. An agent with a read that was given up, or that met a failure, is ended
+read with it (borrowed.py). An agent with a read that was given up, or that met a failure, is ended
 before `read` returns, and not used again: bytes of it can't land later.
 
 Threads. One, named tensorhub_p2p-nixl, that answers who connects, and deregisters memory
@@ -36,6 +36,7 @@ import time
 import weakref
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -57,6 +58,7 @@ from tensorhub_p2p.transfer.transports.base import (
     SourceWithdrew,
     Transport,
 )
+from tensorhub_p2p.transfer.transports.borrowed import Borrowed
 from tensorhub_p2p.transfer.transports.cma import host_id
 from tensorhub_p2p.transfer.transports.nixl_agents import (
     ROW,
@@ -363,12 +365,9 @@ class NixlReader(Reader):
     ) -> None:
         self._transport = transport
         self._endpoint = endpoint
-        self._agent: Agent | None = agent
-        self._released = released
         self._name = f"nixl: process {endpoint.pid}"
-        self._lock = threading.Lock()
-        self._busy = False
-        self._closed = False
+        give_back = partial(transport.give_back, released=released)
+        self._borrowed = Borrowed(agent, self._name, give_back)
         self._scratch: Scratch | None = None
 
     # --- connecting ----------------------------------------------------------------------
@@ -483,8 +482,7 @@ class NixlReader(Reader):
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _check(self, deadline: float) -> None:
-        if self._closed:
-            raise SourceGone(f"{self._name}: the reader was closed")
+        self._borrowed.check()
         if time.monotonic() > deadline:
             raise SourceSilent(f"{self._name}: its bytes did not come in time")
 
@@ -493,39 +491,17 @@ class NixlReader(Reader):
         if agent.row.raw[at : at + SEAL] != self._endpoint.seal:
             raise SourceWithdrew(f"{self._name} withdrew these tensors")
 
-    # --- whose turn it is, and what ends mean --------------------------------------------
+    # --- what ends mean -------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _using(self, connecting: bool = False) -> Iterator[Agent]:
-        with self._lock:
-            if self._closed or self._agent is None:
-                raise SourceGone(f"{self._name}: the reader was closed")
-            self._busy = True
-        sound = False
-        try:
-            yield self._agent
-            sound = True
-        except SourceWithdrew:
-            sound = self._agent.quiet
-            raise
-        except (ReadFailed, ValueError):
-            raise
-        except Exception as error:  # noqa: BLE001  the library's own kinds, which have no common base
-            self._fail(error, connecting)
-        finally:
-            self._done(sound)
-
-    def _done(self, sound: bool) -> None:
-        """An agent that isn't sound ends here: nothing lands any more."""
-        with self._lock:
-            self._busy = False
-            agent = self._agent
-            if not sound:
-                self._agent = None
-            elif self._closed:
-                self._part()
-        if not sound and agent is not None:
-            agent.close()
+        with self._borrowed.using() as agent:
+            try:
+                yield agent
+            except (ReadFailed, ValueError):
+                raise
+            except Exception as error:  # noqa: BLE001  the library's own kinds, which have no common base
+                self._fail(error, connecting)
 
     def _fail(self, error: Exception, connecting: bool) -> NoReturn:
         same_host = self._endpoint.host == self._transport.host
@@ -538,16 +514,7 @@ class NixlReader(Reader):
         ) from error
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            if not self._busy:
-                self._part()
-
-    def _part(self) -> None:
-        """Give the agent back."""
-        agent, self._agent = self._agent, None
-        if agent is not None:
-            self._transport.give_back(agent, self._released)
+        self._borrowed.close()
 
 
 def _steps(cuts: array[int], entries: list[int]) -> list[tuple[int, int]]:

@@ -193,7 +193,7 @@ class Agent:
         key = spans(region.extents)
         known = self._targets.get(key)
         if known is None or known[1]() is None:
-            self.forget(key)
+            self.forget_dead()  # others may have been put where they lay
             if key:
                 self._targets[key] = (self.register(key), weakref.ref(region))
 
