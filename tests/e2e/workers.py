@@ -35,8 +35,14 @@ class World:
         self.tensors: dict[str, dict[str, Any]] = {}
 
     def pause(self, where: str) -> None:
-        """Tell the test where we are, and go on when it says so."""
+        """Tell the test where we are, and go on when it says so.
+
+        In short waits: a signal that comes just before a wait begins doesn't end that wait, and
+        Python acts on it only after.
+        """
         self.pipe.send(("paused", where))
+        while not self.pipe.poll(0.05):
+            continue
         self.pipe.recv()
 
     def say(self, what: str) -> None:
