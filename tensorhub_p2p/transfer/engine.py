@@ -309,6 +309,7 @@ class ShardPull:
         until = self._deadline if wakeup is None else min(wakeup, self._deadline)
         if self._news:
             until = min(until, self._news_at)
+        self._swarm.gather()
         try:
             self._accept(time.monotonic(), self._inbox.get(timeout=max(0.0, until - now)))
             for _ in range(MAX_BATCH - 1):
@@ -316,6 +317,7 @@ class ShardPull:
         except Empty:
             pass
         now = time.monotonic()
+        self._swarm.act(now)
         if wakeup is not None and now >= wakeup:  # inputs tick by themselves
             self._swarm.tick(now)
         if now >= self._deadline and not self._swarm.done:

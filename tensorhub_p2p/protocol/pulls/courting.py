@@ -15,12 +15,12 @@ half of the others are for holders there; who carries nothing lets those go (cro
 Twins (sources.py) are asked for what they hold. They have no say in the layout, and are asked
 once it is settled; digests come from the others, so half of the places are theirs at most.
 
-A lease is renewed by `PullProgress` each third of it; sooner if what we have or know
-changed (after `update_interval`), and at once if we run out of chunks with known digests:
-then it names up to MAX_WANTED whose digests we want, which the origin takes first. Where
-nothing is to be had though something is missing, `PullHello` is said again instead: the
-answer is the source's whole state, which mends whatever message was lost. So it is where
-somebody carries what is missing here: the answer shows that it lives.
+A lease is renewed by `PullProgress` each third of it, or along with others once a quarter of it
+is over; sooner if what we have or know changed (after `update_interval`), and at once if we run
+out of chunks with known digests: then it names up to MAX_WANTED whose digests we want, which the
+origin takes first. Where nothing is to be had though something is missing, `PullHello` is said
+again instead: the answer is the source's whole state, which mends whatever message was lost. So
+it is where somebody carries what is missing here: the answer shows that it lives.
 
 A fault costs a source a rest, after which it is a candidate again; MAX_MISMATCHES wrong
 chunks, and it is shunned. Whoever may hold a lease for us is owed a `PullBye`, and gets it
@@ -175,15 +175,17 @@ class Courtship:
 
     def next_wakeup(self) -> float | None:
         """When some source needs something from us next."""
-        state, unknown = self._state(), self._unknown()
-        return earliest(*(self._due(source, state, unknown) for source in self._sources))
+        state, unknown, renewal = self._state(), self._unknown(), self._config.lease_seconds / 3
+        return earliest(*(self._due(source, state, unknown, renewal) for source in self._sources))
 
     def tend_all(self, now: float) -> None:
         """Give every source what it needs now."""
         for source in self._sources:
             self._tend(now, source)
 
-    def _due(self, source: Source, state: tuple[bool, bool], unknown: int) -> float | None:
+    def _due(
+        self, source: Source, state: tuple[bool, bool], unknown: int, renewal: float
+    ) -> float | None:
         """When this source needs something from us next, as we are now."""
         config = self._config
         if source.state is SourceState.ASKING:
@@ -195,7 +197,7 @@ class Courtship:
                 return source.told_at  # at once: readers may be idle for want of a digest
             if source.told != state:
                 return source.told_at + config.update_interval
-            return source.told_at + config.lease_seconds / 3
+            return source.told_at + renewal
         return None
 
     def _tend(self, now: float, source: Source) -> None:
@@ -204,7 +206,8 @@ class Courtship:
             source.enter(now, SourceState.KNOWN)
         if source.state not in ACTIVE and not source.in_flight:
             self._say_bye(source)
-        due = self._due(source, self._state(), self._unknown())
+        renewal = self._config.lease_seconds / 4
+        due = self._due(source, self._state(), self._unknown(), renewal)
         if due is None or now < due:
             return
         if source.state is SourceState.RESTING:

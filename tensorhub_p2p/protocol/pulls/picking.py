@@ -99,12 +99,17 @@ def best_source(
     included.
     """
     best: tuple[tuple[float, ...], Source, int] | None = None
-    fastest = max((s.rate for s in sources if s.rate), default=1.0)
+    rates = [s.rate for s in sources if s.rate]
+    fastest, combined, at_hand = max(rates, default=1.0), sum(rates), at_hand_of(sources)
     for source in sources:
         if len(source.in_flight) >= limit:
             continue
         here = wanted & across if source.far else wanted
-        among = fetchable(source, sources, here) & ~_better_left(source, sources, num_needed)
+        among = fetchable(source, sources, here)
+        if source.locality != AT_HAND:  # what is at hand is left by all others
+            among &= ~at_hand
+            if source.rate and num_needed * source.rate < combined:
+                among &= ~_better_left(source, source.rate, sources, num_needed)
         if not among:
             continue
         slow = (source.rate or fastest) * SLOW < fastest
@@ -114,22 +119,15 @@ def best_source(
     return None if best is None else best[1:]
 
 
-def _better_left(source: Source, sources: Sequence[Source], num_needed: int) -> int:
+def _better_left(source: Source, rate: float, sources: Sequence[Source], num_needed: int) -> int:
     """What faster ones have, if they'd be through with everything before it did one chunk.
 
     Only sources with a strictly higher rate count, so that no two wait for each other, and
-    none of another zone for one of ours: what is here does not cross. What is at hand is left by
-    all others, and to nobody.
+    none of another zone for one of ours: what is here does not cross.
     """
-    if source.locality == AT_HAND:
-        return 0
-    at_hand = at_hand_of(sources)
-    rate = source.rate
-    if not rate:
-        return at_hand
     faster = [s for s in sources if s.rate and s.rate > rate and (source.far or not s.far)]
     combined = sum(s.rate or 0.0 for s in faster)
-    return at_hand if num_needed * rate >= combined else at_hand | _of_all(faster)
+    return 0 if num_needed * rate >= combined else _of_all(faster)
 
 
 def at_hand_of(sources: Iterable[Source]) -> int:

@@ -19,7 +19,8 @@ rest; two mismatches from a source that did not withdraw, and it is shunned (sou
 Verified chunks are kept.
 
 This file takes in what the driver and the sources say, and calls the parts in order: tend
-the sources, ask more of them, ask for pages, hand out fetches, notice the end.
+the sources, ask more of them, ask for pages, hand out fetches, notice the end. What arrived
+while the driver was busy it may `gather`, and have it acted on all at once.
 
 Ends: `Completed`; `Starved` or `Corrupt` when for `unavailable_after` seconds no holder
 that answers has some chunk (Corrupt if wrong bytes of it came before). `stop` ends it
@@ -141,6 +142,9 @@ class Swarm:
         self._left: tuple[bytes, ...] = ()
         """The digests that the origin left with the directory."""
         self._ticked = float("-inf")
+        self._gathering = False
+        self._owed: Callable[[float], None] | None = None
+        """What the inputs call for that were gathered: `tick`, or a part of it."""
 
     # --- what the driver may ask ---------------------------------------------------------
 
@@ -168,6 +172,17 @@ class Swarm:
         return self._sources.facts()
 
     # --- inputs of the driver ------------------------------------------------------------
+
+    def gather(self) -> None:
+        """From now until `act`, inputs are only taken in."""
+        self._gathering = True
+
+    def act(self, now: float) -> None:
+        """Do what the inputs since `gather` call for, once for all of them."""
+        self._gathering = False
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            owed(now)
 
     def candidates(
         self, now: float, candidates: Iterable[Candidate], digests: tuple[bytes, ...] = ()
@@ -230,8 +245,7 @@ class Swarm:
             self._outbox.emit(ChunkHeld(chunk, digest, known_to | {at.id.peer}))
         slept = now > self._ticked + self._config.retry_interval
         if at.state is SourceState.OPEN and not slept:
-            self._crossing.judge(now)
-            self._advance(now)  # the rest of a tick can wait until it is due: chunks come fast
+            self._go_on(now)
         else:
             self.tick(now)
 
@@ -294,12 +308,15 @@ class Swarm:
             source.note(f"sent a malformed {type(message).__name__}: {error}")
         quiet = isinstance(message, PullUpdate) and not message.digests
         if quiet and not self._crossing.is_due:
-            self._advance(now)  # it has more: the rest of a tick can wait until it is due
+            self._go_on(now)  # it has more
         else:
             self.tick(now)
 
     def tick(self, now: float) -> None:
         if self.done:
+            return
+        if self._gathering:
+            self._owed = self.tick
             return
         self._hold_verdicts(now)
         self._weigh_twins()
@@ -309,6 +326,14 @@ class Swarm:
         self._pages.tick(now)
         self._advance(now)
         self._check_drought(now)
+
+    def _go_on(self, now: float) -> None:
+        """The part of a tick that can't wait until one is due: chunks come fast."""
+        if self._gathering:
+            self._owed = self._owed or self._go_on
+            return
+        self._crossing.judge(now)
+        self._advance(now)
 
     def _advance(self, now: float) -> None:
         """Hand out what can be fetched; notice the end."""
