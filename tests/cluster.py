@@ -357,9 +357,9 @@ class Cluster:
         server = part.server if part is not None else None
         if server is None:
             return
-        for chunk in range(server.layout.num_chunks):
-            digest = self.digest_of(server.publication, slot.shard, chunk)
-            self.nodes[peer].digested(self.now, slot, server.publication, chunk, digest)
+        publication, chunks = server.publication, range(server.layout.num_chunks)
+        digests = [(c, self.digest_of(publication, slot.shard, c)) for c in chunks]
+        self.nodes[peer].digested(self.now, slot, publication, digests)
 
     def digest_of(self, publication: Publication, shard: int, chunk: int) -> bytes:
         """What this chunk of the published tensors has."""

@@ -280,7 +280,7 @@ def test_a_pull_that_goes_on_keeps_the_copies_that_it_reads() -> None:
     cluster.wait(cluster.hold(3, R[1], answers[1], complete=False))
     cluster.net.run_for(8.0)
     publication = answers[1].publication
-    cluster.nodes[3].verified(cluster.now, R[1], publication, 0, bytes(16))
+    cluster.nodes[3].verified(cluster.now, R[1], publication, [(0, bytes(16), frozenset())])
     cluster.net.run_for(8.0)
     assert kept(cluster) == {1: 2}
     cluster.until(lambda: not cluster.copies, 10.0)

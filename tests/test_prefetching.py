@@ -41,7 +41,7 @@ def prefetch(cluster: Cluster, *, whole: bool = True, shards: int = 2) -> None:
         node.prefetching(cluster.now, slot(shard), found.publication, 2, LAYOUT, ())
         if whole:
             digest = cluster.digest_of(found.publication, shard, 0)
-            node.verified(cluster.now, slot(shard), found.publication, 0, digest)
+            node.verified(cluster.now, slot(shard), found.publication, [(0, digest, frozenset())])
             node.prefetched(cluster.now, slot(shard))
     cluster.net.settle(node.info.peer_id)
     cluster.net.run_for(1.0)
@@ -161,7 +161,7 @@ def test_chunks_are_served_while_others_are_still_missing() -> None:
     node = cluster.nodes[AHEAD]
     publication = node.prefetches.get(slot(0)).publication  # type: ignore[union-attr]
     digest = cluster.digest_of(publication, 0, 0)
-    node.verified(cluster.now, slot(0), publication, 0, digest)
+    node.verified(cluster.now, slot(0), publication, [(0, digest, frozenset())])
     reader = cluster.nodes[2].info.peer_id
     node.receive(cluster.now, reader, PullHello("p", slot(0), publication, LAYOUT.digest, ()))
     cluster.net.settle(node.info.peer_id)

@@ -17,7 +17,7 @@ that they name; take the digests that are wanted, until `StopDigests`.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tensorhub_p2p.config import Config
 from tensorhub_p2p.errors import StateError, TensorHubError
@@ -404,12 +404,17 @@ class Node:
             self._settle(now)
 
     def digested(
-        self, now: float, slot: Slot, publication: Publication, chunk: int, digest: bytes
+        self,
+        now: float,
+        slot: Slot,
+        publication: Publication,
+        digests: Iterable[tuple[int, bytes]],
     ) -> None:
-        """The digest of a published chunk was taken."""
+        """The digests of published chunks were taken: (chunk, digest)."""
         holder = self.shards.get(slot) or self.prefetches.get(slot)
         if holder is not None:
-            holder.served.digested(now, publication, chunk, digest)
+            for chunk, digest in digests:
+                holder.served.digested(now, publication, chunk, digest)
             self._settle(now)
 
     def verified(
@@ -417,14 +422,16 @@ class Node:
         now: float,
         slot: Slot,
         publication: Publication,
-        chunk: int,
-        digest: bytes,
-        known_to: frozenset[PeerId] = frozenset(),
+        chunks: Iterable[tuple[int, bytes, frozenset[PeerId]]],
     ) -> None:
-        """A pull verified a chunk of the slot; these peers hear of it from where it came from."""
+        """A pull verified chunks of the slot.
+
+        Of each: its digest, and the peers that hear of it from where it came from.
+        """
         holder = self.shards.get(slot) or self.prefetches.get(slot)
         if holder is not None:
-            holder.served.verified(now, publication, chunk, digest, known_to)
+            for chunk, digest, known_to in chunks:
+                holder.served.verified(now, publication, chunk, digest, known_to)
             self._settle(now)
 
     def revoked(self, now: float, slot: Slot, publication: Publication, chunk: int) -> None:

@@ -9,39 +9,38 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Concatenate, Generic, ParamSpec
+from itertools import groupby
+from operator import itemgetter
+from typing import Generic, TypeVar
 
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.transfer.digest import Digester, DigestJob
 from tensorhub_p2p.transfer.memory import Region
 
-What = ParamSpec("What")
+What = TypeVar("What")
 
 
 class Batch(Generic[What]):
-    """Results that wait for the control thread; at most one call of it is under way.
+    """What waits for the control thread about slots; at most one call of it is under way.
 
-    `deliver(now, ...)` is called there with what was added.
+    `deliver(now, slot, publication, what)` is called there with what was added, in order: as many
+    at a time as are of the same publication.
     """
 
     def __init__(
         self,
         post: Callable[[Callable[[float], object]], None],
-        deliver: Callable[Concatenate[float, What], None],
+        deliver: Callable[[float, Slot, Publication, list[What]], None],
     ) -> None:
         self._post = post
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._waiting: list[Callable[[float], None]] = []
+        self._waiting: list[tuple[Slot, Publication, What]] = []
 
-    def add(self, *what: What.args, **named: What.kwargs) -> None:
+    def add(self, slot: Slot, publication: Publication, what: What) -> None:
         """From any thread."""
-
-        def deliver(now: float) -> None:
-            self._deliver(now, *what, **named)
-
         with self._lock:
-            self._waiting.append(deliver)
+            self._waiting.append((slot, publication, what))
             first = len(self._waiting) == 1
         if first:
             self._post(self._flush)
@@ -49,14 +48,14 @@ class Batch(Generic[What]):
     def _flush(self, now: float) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        for deliver in waiting:
-            deliver(now)
+        for (slot, publication), items in groupby(waiting, key=itemgetter(0, 1)):
+            self._deliver(now, slot, publication, [what for _, _, what in items])
 
 
 class PublishedDigests:
     """The digest jobs of one peer, by slot."""
 
-    def __init__(self, batch: Batch[[Slot, Publication, int, bytes]]) -> None:
+    def __init__(self, batch: Batch[tuple[int, bytes]]) -> None:
         self._digester = Digester()
         self._jobs: dict[Slot, tuple[Publication, DigestJob]] = {}
         self._stopped: dict[Slot, Publication] = {}
@@ -68,7 +67,7 @@ class PublishedDigests:
         """Take all digests of this publication in the background, unless it was stopped."""
 
         def done(chunk: int, digest: bytes) -> None:
-            self._batch.add(slot, publication, chunk, digest)
+            self._batch.add(slot, publication, (chunk, digest))
 
         chunks = range(region.layout.num_chunks)
         with self._lock:

@@ -350,13 +350,13 @@ class Copy(Hooks):
 
     def digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
         for chunk, known in digests:
-            self._driver.learnt.add(self.slot, self.publication, chunk, known)
+            self._driver.learnt.add(self.slot, self.publication, (chunk, known))
 
     def held(self, chunk: int, digest: bytes, known_to: frozenset[PeerId]) -> None:
         assert self._exported is not None
         self._exported.allowed.add(chunk)
         self._digests[chunk] = digest
-        self._driver.verified.add(self.slot, self.publication, chunk, digest, known_to)
+        self._driver.verified.add(self.slot, self.publication, (chunk, digest, known_to))
 
     def revoked(self, chunk: int) -> None:
         assert self._exported is not None

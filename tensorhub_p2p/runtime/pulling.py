@@ -27,6 +27,7 @@ from tensorhub_p2p.errors import (
 )
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import PeerId, Slot
+from tensorhub_p2p.protocol.pulls.serving import NOBODY
 from tensorhub_p2p.protocol.pulls.sources import SourceId
 from tensorhub_p2p.protocol.shards.verbs import Answer
 from tensorhub_p2p.results import Pull
@@ -206,14 +207,14 @@ class PullRun(Hooks):
     def digests(self, digests: tuple[tuple[int, bytes], ...]) -> None:
         if self._announced is not None:
             for chunk, known in digests:
-                self._driver.learnt.add(self._slot, self._answer.publication, chunk, known)
+                self._driver.learnt.add(self._slot, self._answer.publication, (chunk, known))
 
     def held(self, chunk: int, digest: bytes, known_to: frozenset[PeerId]) -> None:
         assert self.exported is not None
         self.exported.allowed.add(chunk)
         if self._announced is not None:
-            publication = self._answer.publication
-            self._driver.verified.add(self._slot, publication, chunk, digest, known_to)
+            held = (chunk, digest, known_to)
+            self._driver.verified.add(self._slot, self._answer.publication, held)
         else:
             self._untold[chunk] = digest
         if self._progress is not None:
@@ -259,8 +260,8 @@ class PullRun(Hooks):
 
         def start(now: float, number: int, deadline: float) -> None:
             announce(now, number, deadline)
-            for chunk, known in self._untold.items():
-                node.verified(now, slot, publication, chunk, known)
+            untold = [(chunk, known, NOBODY) for chunk, known in self._untold.items()]
+            node.verified(now, slot, publication, untold)
 
         def finish(now: float, _result: object) -> TensorHubError | None:
             return node.finish(now, slot, self._answer.call)

@@ -73,6 +73,10 @@ from tensorhub_p2p.transfer.transports.base import Transport
 
 MAX_BATCH = 64
 """Items taken from the inbox before what they led to is carried out."""
+PLENTY = 4
+"""What is under way must last for so many times as long as the pull's thread rests."""
+SHORTEST_NAP = 0.0005
+"""Seconds; less is not worth it."""
 MAX_TOLD = 8
 """Sources that an error message tells about."""
 
@@ -215,6 +219,10 @@ class ShardPull:
         """Chunks in place that the hooks haven't heard of yet."""
         self._news_at = float("-inf")
         """When the hooks may hear of the next ones."""
+        self._under_way = 0
+        """Chunks that links were told to read, and haven't reported."""
+        self._chunk_seconds = 0.0
+        """How long the last one took that came."""
         self._begun = False
         self._done = False
         self._moved = 0
@@ -312,6 +320,7 @@ class ShardPull:
         self._swarm.gather()
         try:
             self._accept(time.monotonic(), self._inbox.get(timeout=max(0.0, until - now)))
+            self._let_more_come()
             for _ in range(MAX_BATCH - 1):
                 self._accept(time.monotonic(), self._inbox.get_nowait())
         except Empty:
@@ -323,6 +332,14 @@ class ShardPull:
         if now >= self._deadline and not self._swarm.done:
             raise self._timeout()
 
+    def _let_more_come(self) -> None:
+        """Wait a little if readers have plenty to do: each thought takes their time (the GIL)."""
+        threads = self._readers.threads if self._readers is not None else 0
+        under_way = self._under_way * self._chunk_seconds / max(1, threads)
+        nap = min(self._config.news_interval, under_way / PLENTY)
+        if nap > SHORTEST_NAP:
+            time.sleep(nap)
+
     def _accept(self, now: float, item: object) -> None:
         swarm = self._swarm
         if isinstance(item, Landed):
@@ -330,6 +347,7 @@ class ShardPull:
             self.moved_at = now
             swarm.fetched(now, item.source, item.chunk, item.digest)
         elif isinstance(item, ReadFault):
+            self._under_way -= 1
             self._retried += 1
             swarm.failed(now, item.source, item.chunk, item.fault, item.why)
         elif isinstance(item, tuple):
@@ -349,11 +367,15 @@ class ShardPull:
             raise PeerClosed(f"this peer was closed while it pulled {self.publication}")
 
     def _count(self, landed: Landed) -> None:
+        self._under_way -= 1
+        self._chunk_seconds = landed.seconds
         self._moved += landed.num_bytes
         self._reading += landed.seconds
         self._hashing += landed.hashing
         by_transport = self._moved_by.setdefault(landed.source, {})
-        moved = by_transport.setdefault(landed.transport, Moved())
+        moved = by_transport.get(landed.transport)
+        if moved is None:
+            moved = by_transport[landed.transport] = Moved()
         moved.bytes += landed.num_bytes
         moved.chunks += 1
         moved.seconds += landed.seconds
@@ -392,6 +414,7 @@ class ShardPull:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Fetch):
+            self._under_way += 1
             self._links[event.source].submit(event.chunk, event.digest)
         elif isinstance(event, TakeBack):
             self._links[event.source].take_back(event.chunk)

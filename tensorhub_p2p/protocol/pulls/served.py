@@ -12,7 +12,7 @@ from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.messages import Endpoint
-from tensorhub_p2p.protocol.pulls.serving import ShardServer
+from tensorhub_p2p.protocol.pulls.serving import NOBODY, ShardServer
 
 
 class Served:
@@ -74,7 +74,7 @@ class Served:
         publication: Publication,
         chunk: int,
         digest: bytes,
-        known_to: frozenset[PeerId] = frozenset(),
+        known_to: frozenset[PeerId] = NOBODY,
     ) -> None:
         """A pull verified a chunk: serve it on. `known_to`: as `ShardServer.verified` has it."""
         server = self._of(publication)

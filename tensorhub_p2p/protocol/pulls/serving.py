@@ -85,6 +85,8 @@ class Drained(Event):
 
 
 TALK = 16
+"""Of the last so-manieth part of the chunks everybody hears at once."""
+NOBODY: frozenset[PeerId] = frozenset()
 
 
 class LeaseState(Enum):
@@ -204,7 +206,7 @@ class ShardServer:
         self.tick(now)
 
     def verified(
-        self, now: float, chunk: int, digest: bytes, known_to: frozenset[PeerId] = frozenset()
+        self, now: float, chunk: int, digest: bytes, known_to: frozenset[PeerId] = NOBODY
     ) -> None:
         """This chunk's bytes are here and match `digest`: serve it from now on.
 

@@ -77,5 +77,5 @@ class DigestTask:
         holds = peer.node.holds(slot)
         peer.world.history.note(DigestTaken(handle.id, publication, chunk, holds))
         digest = digest_of(handle.memory.tokens[chunk])
-        peer.node.digested(peer.now, slot, publication, chunk, digest)
+        peer.node.digested(peer.now, slot, publication, [(chunk, digest)])
         self._go_on()

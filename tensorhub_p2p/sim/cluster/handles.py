@@ -22,6 +22,7 @@ from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.groups.selection import newer_than, selector_of
 from tensorhub_p2p.protocol.identity import Publication, Slot
 from tensorhub_p2p.protocol.messages import GenerationRecord, Question, Retain
+from tensorhub_p2p.protocol.pulls.serving import NOBODY
 from tensorhub_p2p.protocol.shards.attempts import Attempts
 from tensorhub_p2p.protocol.shards.shard import ShardNode
 from tensorhub_p2p.protocol.shards.verbs import Answer
@@ -242,8 +243,8 @@ class SimHandle:
             assert pull.export is not None
             left = max(0.01, deadline - self.peer.now)
             announced = self.announce(answer, pull.export, left, complete=True)
-            for chunk, digest in pull.untold.items():
-                self.peer.node.verified(self.peer.now, self.slot, answer.publication, chunk, digest)
+            untold = [(chunk, digest, NOBODY) for chunk, digest in pull.untold.items()]
+            self.peer.node.verified(self.peer.now, self.slot, answer.publication, untold)
             self.peer.pump()
             yield announced
         except TensorHubError as error:

@@ -435,8 +435,8 @@ class SimPull:
             assert self.export is not None
             self.export.allowed.add(event.chunk)
             if self._announced is not None:
-                known_to = event.known_to
-                node.verified(now, slot, publication, event.chunk, event.digest, known_to)
+                held = (event.chunk, event.digest, event.known_to)
+                node.verified(now, slot, publication, [held])
             else:
                 self.untold[event.chunk] = event.digest
         elif isinstance(event, Carrying):
@@ -478,10 +478,7 @@ class SimPull:
     def _tell_digests(self) -> None:
         if self._begun and self._announced is not None:
             learnt, self._learnt = self._learnt, []
-            for chunk, digest in learnt:
-                self.peer.node.digested(
-                    self.peer.now, self.handle.slot, self.publication, chunk, digest
-                )
+            self.peer.node.digested(self.peer.now, self.handle.slot, self.publication, learnt)
 
     def _begin(self) -> Steps[None]:
         """The first source within reach: bytes may change once the old version is given up."""

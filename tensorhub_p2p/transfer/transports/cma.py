@@ -292,7 +292,7 @@ class CmaReader(Reader):
         self._remote_seal = array("Q", [endpoint.seal, SEAL_BYTES])
         self._sink = (ctypes.c_char * (MAX_GAP + 1))()
         self._closed = False
-        self._sealed_read(array("Q"), array("Q"))
+        self._sealed_read(self._local_seal, self._remote_seal)
         self._table = tables.get(endpoint.table) or self._read_table(tables)
         if self._table.extents.num_bytes != endpoint.num_bytes:
             raise SourceWithdrew(f"{self._name} has a table of memory that does not fit")
@@ -310,8 +310,9 @@ class CmaReader(Reader):
         words = array("Q", bytes(8 * self._endpoint.pieces))
         done, due = 0, 8 * self._endpoint.pieces
         while done < due:
-            local = array("Q", [address_of(words) + done, due - done])
-            done += self._sealed_read(local, array("Q", [source + done, due - done]))
+            local = self._local_seal + array("Q", [address_of(words) + done, due - done])
+            remote = self._remote_seal + array("Q", [source + done, due - done])
+            done += self._sealed_read(local, remote)
         return words
 
     def read(self, start: int, length: int, into: Region, deadline: float, hasher: Hasher) -> None:
@@ -335,15 +336,20 @@ class CmaReader(Reader):
     def _read_run(
         self, there: int, here: int, length: int, deadline: float, hasher: Hasher
     ) -> None:
-        """Read and hash memory that is in one piece on both sides."""
+        """Read and hash memory that is in one piece on both sides.
+
+        Steps are so many, and other threads wait for the GIL, that each does as little as it can.
+        """
+        local = self._local_seal + array("Q", [here, 0])
+        remote = self._remote_seal + array("Q", [there, 0])
         end = here + length
         while here < end:
             self._go_on(deadline)
-            step = min(STEP_BYTES, end - here)
-            moved = self._sealed_read(array("Q", [here, step]), array("Q", [there, step]))
+            local[3] = remote[3] = min(STEP_BYTES, end - here)
+            moved = self._sealed_read(local, remote)
             hasher.update(view(here, moved))
-            here += moved
-            there += moved
+            here = local[2] = here + moved
+            remote[2] += moved
 
     def _read_small(
         self, start: int, length: int, into: Region, deadline: float, hasher: Hasher
@@ -357,26 +363,26 @@ class CmaReader(Reader):
             if len(pieces) == 2 * SMALL_STEP_PIECES:
                 step = sum(pieces[1::2])
             vectors = spans.vectors(start, step, pieces, sink)
-            if self._sealed_read(vectors.local, vectors.remote) != vectors.num_bytes:
+            local, remote = self._local_seal + vectors.local, self._remote_seal + vectors.remote
+            if self._sealed_read(local, remote) != vectors.num_bytes:
                 raise self._freed()
             update_pieces(hasher, pieces)
             start += step
 
     def _sealed_read(self, local: array[int], remote: array[int]) -> int:
-        """Read some of `remote` into `local`, and the seal with it; returns the bytes, not 0.
+        """Read some of `remote` into `local`, both of which begin with the seal.
 
-        The kernel stops where either side's memory ends, so it may be fewer.
+        Returns the bytes without the seal's, not 0 unless there is only a seal. The kernel stops
+        where either side's memory ends, so it may be fewer.
         """
         try:
-            moved = _read_memory(
-                self._endpoint.pid, self._local_seal + local, self._remote_seal + remote
-            )
+            moved = _read_memory(self._endpoint.pid, local, remote)
         except OSError as error:
             self._fail(error)
         seal = self._seal.raw
         if seal != self._expected or moved < SEAL_BYTES:
             raise self._broken(seal if moved >= SEAL_BYTES else b"")
-        if local and moved == SEAL_BYTES:
+        if moved == SEAL_BYTES and len(local) > 2:
             raise self._freed()
         return moved - SEAL_BYTES
 
