@@ -1,8 +1,8 @@
 """The bare figures: what moving the same bytes costs with nothing around it.
 
-Rule of this file. Nothing of the library is used here. No digest, no verification, no
+Rule of this file. Nothing of the library is used here. No verification, no
 protocol: one system call on one thread for memory of the same machine, two plain socket
-streams for TCP. Memory is given as (address, length).
+streams for TCP; with digests where it is said. Memory is given as (address, length).
 """
 
 from __future__ import annotations
@@ -33,25 +33,32 @@ def allow_reading() -> None:
     _libc.prctl(pr_set_ptracer, anyone, 0, 0, 0)
 
 
-def read_memory(pid: int, remote: int, local: int, length: int) -> float:
-    """One thread's process_vm_readv from another process; returns the seconds."""
+def read_memory(pid: int, remote: int, local: int, length: int, hashed: bool = False) -> float:
+    """One thread's process_vm_readv from another process; returns the seconds.
+
+    `hashed`: and take an xxh3 digest, step by step.
+    """
     began = time.perf_counter()
-    done = 0
+    memory, digest, done = _memory(local, length), xxhash.xxh3_128(), 0
     while done < length:
-        step = min(_MAX_CALL, length - done)
+        step = min(HASH_STEP if hashed else _MAX_CALL, length - done)
         there, here = _Vector(remote + done, step), _Vector(local + done, step)
         moved = _libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
         if moved <= 0:
             raise OSError(ctypes.get_errno(), "process_vm_readv failed")
+        if hashed:
+            digest.update(memory[done : done + moved])
         done += moved
     return time.perf_counter() - began
 
 
-def read_with_threads(pid: int, remote: int, local: int, length: int, threads: int) -> float:
+def read_with_threads(
+    pid: int, remote: int, local: int, length: int, threads: int, hashed: bool = False
+) -> float:
     """The same with several threads, each for its part; returns the seconds."""
     cuts = [length * i // threads for i in range(threads + 1)]
     workers = [
-        threading.Thread(target=read_memory, args=(pid, remote + a, local + a, b - a))
+        threading.Thread(target=read_memory, args=(pid, remote + a, local + a, b - a, hashed))
         for a, b in pairwise(cuts)
     ]
     began = time.perf_counter()

@@ -24,11 +24,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import machine
 from fan_out import Swarm
-from figures import MIB, Figure, parse_size, show, skipped
+from figures import MIB, Figure, announce, finish, parse_size, record, show, skipped
 from testbed import why_not
 
 from tensorhub_p2p.config import PullConfig
@@ -129,10 +128,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", type=parse_size, default=128 * MIB, help="bytes, or 64M")
     parser.add_argument("--mbit", type=float, default=250.0)
+    parser.add_argument("--dry", action="store_true", help="don't save the results")
     options = parser.parse_args()
     if skipped(why_not()):
         return 0
-    facts, results, figures = machine.facts(), {}, []
+    topology = (
+        f"{options.mbit:g} Mbit/s a host each way, {options.size / MIB:g} MiB, "
+        f"{options.rounds} rounds"
+    )
+    facts, results = announce(topology), {}
     for name in options.only:
         play, judge = CASES[name]
         rounds = []
@@ -141,22 +145,10 @@ def main() -> int:
             told = ", ".join(f"{what} {value:.3f}" for what, value in rounds[-1].items())
             print(f"  {name} {number}: {told}", flush=True)
         found = judge(rounds, options)
-        figures += found
-        results[name] = _result(rounds, found, options)
-    show(figures)
-    print(f"saved in {machine.save('failure', facts, results)}")
-    return int(not all(figure.met for figure in figures))
-
-
-def _result(
-    rounds: list[Round], figures: list[Figure], options: argparse.Namespace
-) -> dict[str, Any]:
-    return {
-        "rounds": rounds,
-        "size": options.size,
-        "mbit": options.mbit,
-        "figures": [vars(figure) for figure in figures],
-    }
+        show(found)
+        command = f"failure.py --only {name}"
+        results[name] = record(found, rounds, command=command, topology=topology)
+    return finish("failure", facts, results, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 import machine
-from figures import MIB, Figure, parse_size, show, skipped
+from figures import MIB, Figure, announce, finish, parse_size, record, show, skipped
 from testbed import Testbed, why_not
 from worker import Remote
 
@@ -116,6 +116,11 @@ def main() -> int:
     if skipped(why_not()):
         return 0
     size, counts = options.size, sorted({1, *options.pullers})
+    topology = (
+        f"1 source and up to {max(counts)} pullers, {options.mbit:g} Mbit/s a host each way, "
+        f"{size / MIB:g} MiB, {options.rounds} rounds"
+    )
+    facts = announce(topology)
     rounds: dict[int, list[dict[str, Any]]] = {n: [] for n in counts}
     with Swarm(max(counts), options.mbit, size) as swarm:
         swarm.pull(1)
@@ -129,11 +134,9 @@ def main() -> int:
                 swarm.compare(n)
     figures = [figure for n in counts for figure in _figures(n, rounds, size, options.mbit)]
     show(figures)
-    saved = {
-        f"{n} pullers": {"size": size, "mbit": options.mbit, "rounds": rounds[n]} for n in counts
-    }
-    machine.save("fan_out", machine.facts(), saved)
-    return int(not all(figure.met for figure in figures))
+    command = f"fan_out.py --mbit {options.mbit:g}"
+    case = record(figures, rounds, command=command, topology=topology)
+    return finish("fan_out", facts, {f"{options.mbit:g} Mbit/s": case}, dry=options.dry)
 
 
 def _told(seen: dict[str, Any]) -> str:
@@ -153,8 +156,11 @@ def _figures(
     ratio = machine.median_ratio(seconds, [seen["seconds"] for seen in rounds[1]])
     target = ("<=", TARGETS[n]) if n in TARGETS else None
     received = statistics.median(seen["received"] for seen in rounds[n])
+    sent = statistics.median(seen["source_sent"] for seen in rounds[n])
+    busy = statistics.median(seen["cpu"] / seen["seconds"] for seen in rounds[n])
+    told = f"the source sent {sent:.2f} x the model; pullers kept {busy:.1f} cores busy"
     return [
-        Figure(f"T({n}) / T(1); a star: {n}", ratio, "", target),
+        Figure(f"T({n}) / T(1); a star: {n}", ratio, "", target, detail=told),
         Figure(f"bytes received by a puller of {n}", received, "x", ("<=", MAX_RECEIVED)),
     ]
 
@@ -167,6 +173,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", type=parse_size, default=128 * MIB, help="bytes, or 64M")
     parser.add_argument("--mbit", type=float, default=250.0)
+    parser.add_argument("--dry", action="store_true", help="don't save the results")
     return parser.parse_args()
 
 

@@ -3,7 +3,7 @@
     python benchmarks/report.py
 
 Nothing in those tables is typed by hand: it is what the last runs of the benchmarks (membership.py,
-pull.py and the others) saved.
+pull.py and the others) saved. Under a table comes a picture of its figures (figures_plot.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figures_plot
 import machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,7 +99,7 @@ def versions(saved: dict[str, Any], place: str) -> str:
 
 
 def experiment(saved: dict[str, Any]) -> list[str]:
-    """What the paper measured, at this machine's scale."""
+    """A table for each case of one topology."""
     lines = []
     for case in saved.values():
         columns = ["what", "result", "target", "met"]
@@ -256,10 +257,17 @@ PLACES: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]]]] = {
     "pace": ("pace", pace),
     "storm": ("publish_storm", storm),
     "single link": ("single_link", single_link),
+    "tcp link": ("tcp_link", rates("tcp_link")),
+    "transports": ("transports", experiment),
+    "fan out": ("fan_out", experiment),
+    "deaths": ("failure", experiment),
+    "zones": ("zones", experiment),
     "stall": ("stall", experiment),
     "elastic": ("elastic", experiment),
 }
 """By marker in the page: the file of results, and what makes a text of it."""
+PICTURED = set(PLACES) - {"membership", "membership of processes", "single link", "storm"}
+"""Places that get a picture of their figures; others have one of their own, or no targets."""
 
 
 def filled(page: str) -> str:
@@ -270,6 +278,9 @@ def filled(page: str) -> str:
             continue
         saved = json.loads(path.read_text(encoding="utf-8"))["results"]
         lines = "\n".join(text(saved)).strip("\n")
+        picture = figures_plot.draw(name) if marker in PICTURED else None
+        if picture is not None:
+            lines += f"\n\n![{name}: figures beside their targets](images/{picture.name})"
         before, opening, rest = page.partition(f"<!-- {marker} -->\n")
         _, closing, after = rest.partition(f"<!-- end of {marker} -->")
         if not opening or not closing:

@@ -49,6 +49,8 @@ class Bench:
         return {
             "bare 1": lambda: self.two.bare_read(*self.bare_at)["seconds"],
             "bare 2": lambda: self.two.bare_read(*self.bare_at, 2)["seconds"],
+            "bare 1, hashed": lambda: self.two.bare_read(*self.bare_at, 1, True)["seconds"],
+            "bare 2, hashed": lambda: self.two.bare_read(*self.bare_at, 2, True)["seconds"],
             "bare both": lambda: self._both("bare_read", *self.bare_at),
             "one thread": lambda: self._pulled(self.one.replicate("flat")),
             "two threads": lambda: self._pulled(self.two.replicate("flat")),
@@ -118,6 +120,17 @@ def measure(kind: str, options: argparse.Namespace) -> Measured:
             "two bare threads, against one",
             machine.median_ratio(bench.seen.values["bare 1"], bench.seen.values["bare 2"]),
             "of bare",
+        ),
+        *(
+            Figure(
+                f"{what} that take digests, against one bare",
+                machine.median_ratio(bench.seen.values["bare 1"], bench.seen.values[name]),
+                "of bare",
+            )
+            for what, name in (
+                ("a bare thread", "bare 1, hashed"),
+                ("two bare threads", "bare 2, hashed"),
+            )
         ),
     ]
     return figures, bench.seen

@@ -111,7 +111,8 @@ def main() -> int:
     print(f"\n{options.size >> 20} MiB, {options.rounds} rounds")
     show(found)
     what = f"{options.size >> 20} MiB over {', '.join(options.only)}"
-    case = record(found, rounded(seconds), size_bytes=options.size, rounds=options.rounds)
+    topology = f"two processes on one host, {options.size >> 20} MiB, {options.rounds} rounds"
+    case = record(found, rounded(seconds), command="transports.py", topology=topology)
     return finish("transports", facts, {what: case}, dry=options.dry)
 
 

@@ -347,13 +347,15 @@ class Worker:
         """Collapse the bare memory into huge pages."""
         bare.collapse(self._bare.data_ptr(), self._bare.nbytes)
 
-    def bare_read(self, pid: int, address: int, threads: int = 1) -> dict[str, float]:
+    def bare_read(
+        self, pid: int, address: int, threads: int = 1, hashed: bool = False
+    ) -> dict[str, float]:
         local, size = self._bare.data_ptr(), self._bare.nbytes
         before = resource.getrusage(resource.RUSAGE_SELF)
         if threads == 1:
-            seconds = bare.read_memory(pid, address, local, size)
+            seconds = bare.read_memory(pid, address, local, size, hashed)
         else:
-            seconds = bare.read_with_threads(pid, address, local, size, threads)
+            seconds = bare.read_with_threads(pid, address, local, size, threads, hashed)
         after = resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return {"seconds": seconds, "cpu": cpu}

@@ -163,7 +163,12 @@ def main() -> int:
     facts = announce(topology)
     figures, samples = measure(options)
     show(figures)
-    result = record(figures, samples, topology=topology)
+    result = record(
+        figures,
+        samples,
+        command=f"zones.py --rollouts {options.rollouts}",
+        topology=topology,
+    )
     return finish("zones", facts, {f"{options.rollouts} rollouts": result}, dry=options.dry)
 
 

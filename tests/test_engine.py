@@ -30,6 +30,7 @@ from tensorhub_p2p.protocol.machine import Send
 from tensorhub_p2p.protocol.messages import Endpoint, Message, Phase
 from tensorhub_p2p.protocol.pulls.serving import ShardServer
 from tensorhub_p2p.protocol.pulls.sources import SourceId
+from tensorhub_p2p.protocol.pulls.swarm import Swarm
 from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
 from tensorhub_p2p.transfer.digest import digest
 from tensorhub_p2p.transfer.engine import MAX_BATCH, Hooks, ShardPull
@@ -570,6 +571,29 @@ def test_nothing_is_lost_of_what_comes_in_a_rush() -> None:
         pull = world.pull(target := weights(2), timeout=3.0)  # who holds it comes behind them
         pull.run()
         assert same(weights(1), target)
+
+
+def test_while_readers_have_plenty_the_pull_thinks_about_many_chunks_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    acts = 0
+    act = Swarm.act
+
+    def counted(swarm: Swarm, now: float) -> None:
+        nonlocal acts
+        acts += 1
+        act(swarm, now)
+
+    monkeypatch.setattr(Swarm, "act", counted)
+    with transports("scripted") as ts:
+        world = World(ts)
+        world.serve(A, weights(1, (64 * CHUNK,)))
+        scripted = ts["scripted"]
+        assert isinstance(scripted, Scripted)
+        scripted.script = lambda *_: time.sleep(0.002)
+        world.pull(target := weights(2, (64 * CHUNK,))).run()
+        assert same(weights(1, (64 * CHUNK,)), target)
+    assert acts < 40
 
 
 def test_closing_the_peer_ends_a_pull_at_once() -> None:

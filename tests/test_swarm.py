@@ -265,6 +265,42 @@ def test_nobody_is_asked_far_ahead_while_there_is_another_who_may_serve(asked: b
         assert len(s.fetches()) <= 1
 
 
+def test_what_was_gathered_is_taken_in_at_once_and_acted_on_later() -> None:
+    s = Script()
+    first, second, *_ = s.start(A, B)
+    s.swarm.gather()
+    s.swarm.fetched(0.1, first.source, first.chunk, first.digest)
+    s.swarm.failed(0.1, second.source, second.chunk, Fault.SILENT)
+    sends, events = s.drain()
+    assert [type(event) for event in events] == [ChunkHeld]
+    assert not sends
+    s.swarm.act(0.1)
+    assert len(s.fetches()) == 2, "one for each that came back"
+    s.swarm.act(0.1)
+    assert s.drain() == ([], [])
+
+
+@given(st.lists(st.integers(1, 4), min_size=1), st.integers())
+def test_a_pull_that_gathers_gets_everything_too(batches: list[int], seed: int) -> None:
+    s, rng = Script(chunks=24), random.Random(seed)
+    todo = s.start(A, B)
+    for size in itertools.cycle(batches):
+        s.now += 0.01
+        s.swarm.gather()
+        for fetch in rng.sample(todo, min(size, len(todo))):
+            todo.remove(fetch)
+            s.swarm.fetched(s.now, fetch.source, fetch.chunk, fetch.digest)
+            full = ChunkSet.full(24).to_bytes()
+            s.receive(fetch.source, PullUpdate("p", fetch.source.slot, full, (), None, None))
+        s.swarm.act(s.now)
+        events = s.drain()[1]
+        todo += [event for event in events if isinstance(event, Fetch)]
+        if any(isinstance(event, Completed) for event in events):
+            break
+    assert s.swarm.held.is_full
+    assert not todo
+
+
 def test_a_pull_ends_complete_and_says_goodbye_to_every_source() -> None:
     s = Script()
     todo = s.start(A, B)
