@@ -30,6 +30,11 @@ class Checked:
                     raise ConfigError(
                         f"{type(self).__name__}.{f.name} = {value}: must be at least {minimum}"
                     )
+                maximum = f.metadata.get("maximum", None)
+                if maximum is not None and value > maximum:
+                    raise ConfigError(
+                        f"{type(self).__name__}.{f.name} = {value}: must be at most {maximum}"
+                    )
 
 
 @dataclass(frozen=True)
@@ -350,7 +355,7 @@ class MemoryConfig(Checked):
 
     huge_pages: bool = True
     """Ask for huge pages behind large tensors, in the background, when they are registered."""
-    huge_page_load: float = 0.5
+    huge_page_load: float = field(default=0.5, metadata={"maximum": 1})
     """Part of one core, up to 1, that asking for them may take."""
 
 

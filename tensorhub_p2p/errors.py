@@ -68,7 +68,7 @@ class SlotTaken(TensorHubError):
 
 
 class TransferError(TensorHubError):
-    """No transport could move the bytes; the message lists what each one met."""
+    """No transport could move the bytes, or each read failed; the message says why, for each."""
 
 
 class NotEnoughMemory(TensorHubError, MemoryError):

@@ -125,9 +125,10 @@ class ShardHandle:
     def register(self, tensors: object) -> None:
         """Name the memory of this shard: an nn.Module, a mapping, or (name, tensor) pairs.
 
-        The tensors are written in place by `replicate` and read in place after `publish`.
-        Raises StateError for a tensor that can't be moved (CUDA, DTensor, meta, sparse), for
-        duplicate or empty names.
+        Tensors are torch's or numpy arrays, in host memory. They are written in place by
+        `replicate` and read in place after `publish`. Raises StateError, which names the tensor,
+        for one that can't be moved (CUDA, DTensor, meta, sparse and others: the guide lists them),
+        and for duplicate, empty or overlong names.
         """
         with self._in_verb("register", HandleState.OPEN):
             self._region = Region.of(tensors)
@@ -259,7 +260,8 @@ class ShardHandle:
         version is waited for. Afterwards the handle serves the version, with no publish call.
         On an error after the first byte was written the handle is TORN; a retry of the
         same call gets the same publication. Raises LayoutMismatch (no byte was written),
-        VersionUnavailable, IntegrityError, TransferError, GroupBroken, GroupDivergence, Timeout;
+        VersionUnavailable, IntegrityError, TransferError, GroupBroken, GroupDivergence, SlotTaken,
+        Timeout;
         RetentionLost if the version held before is the last copy of one that somebody
         retains, and can't be kept: then it is still published.
         """
@@ -316,8 +318,9 @@ class ShardHandle:
         version is found by what exists now, for this shard alone: what the group decides at the
         next `replicate` counts, and nothing is kept for it meanwhile. One prefetch a handle: a
         newer one takes the place of one of another version. The returned `Prefetch` has `done()`,
-        `result(timeout)`, `version`, `bytes` and `cancel()`; it ends by `timeout`. No error
-        of a prefetch is one of the handle's: `replicate` just pulls.
+        `result(timeout)`, `version`, `bytes` and `cancel()`; it ends by `timeout`. If the handle
+        holds the version already, it is done at once. No error of a prefetch is one of the
+        handle's: `replicate` just pulls; `result` raises it.
         """
         if not isinstance(version, str):
             version = checked_integer("version", version, 0, MAX_VERSION)
@@ -398,7 +401,7 @@ class ShardHandle:
         -1 stands for any version; after a rewind any of the new epoch counts as above. A group
         call, as `replicate` is: all shards of the replica get the same answer. It keeps the
         version for nobody: that may be gone when `replicate` asks for it. Raises GroupBroken,
-        GroupDivergence, Timeout.
+        GroupDivergence, SlotTaken, Timeout.
         """
         newer_than = checked_integer("newer_than", newer_than, -1, MAX_VERSION)
         check_timeout(timeout)

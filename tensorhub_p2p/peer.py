@@ -49,14 +49,16 @@ class Peer:
     zone          the datacenter
     bind          control address, "127.0.0.1:0" by default; without a secret only loopback
     advertise     the address others reach this peer by, if it isn't the bound one (NAT)
-    data_bind     address of the tcp transport; by default the host of `bind` and a free port
+    data_bind     address of the tcp transport, and host of ucx's port; by default the host of
+                  `bind` and a free port
     secret        shared secret: encrypts and admits (`tensorhub-p2p keygen` makes one)
     insecure      allow a public `bind` without a secret
     name          for people; the host's name and the process id by default
     host, rack    labels of the machine and the rack, for choosing near sources
-    transports    restricts what is used, in order of preference; all by default
+    transports    what is used, in order of preference; by default cma and tcp, and where there is
+                  an RDMA device and no secret cma, nixl, ucx, tcp
     offload_limit bytes of host memory for versions that are retained and held nowhere else;
-                  a quarter of the memory by default, 0 for none
+                  a quarter of what this process may use by default, 0 for none
     join_timeout  seconds until `JoinError`
 
     Raises JoinError, AuthenticationError, ConfigError.

@@ -125,6 +125,7 @@ class Driver:
         except BaseException:
             self.links.close(0)
             raise
+        self._warn_unusable()
         self.choices = Choices(transports, config.links, self._facts, config.pull.failure_memory)
         self.info = self._describe(name, zone, host, rack)
         rng = random.Random(secrets.randbits(64))
@@ -193,6 +194,21 @@ class Driver:
         self.adoptions = Adoptions(self, self.offloads)
         self.prefetches = Prefetches(self, self.config.pull.prefetch_limit)
         self.huge_pages = HugePages(self.config.memory)
+
+    def _warn_unusable(self) -> None:
+        """Say which transports were asked for and can't work here, and why."""
+        for name, transport in self.transports.items():
+            reason = transport.unavailable()
+            if reason is not None:
+                others = [other for other in self.transports if other != name]
+                instead = f"{', '.join(others)} may be" if others else "no other one was named"
+                _logger.warning(
+                    "transport %s can't be used by peer %s: %s; %s",
+                    name,
+                    self.peer_id,
+                    reason,
+                    instead,
+                )
 
     def _make_transports(
         self,
