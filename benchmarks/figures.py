@@ -8,8 +8,11 @@ it) and when a run counts as missed is said here and nowhere else.
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -112,6 +115,11 @@ def announce(about: str = "") -> dict[str, Any]:
 def show(figures: Iterable[Figure]) -> None:
     for figure in figures:
         print(figure, flush=True)
+
+
+def command_line() -> str:
+    """What was run, as a user types it behind `python benchmarks/`."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 # --- what is saved -----------------------------------------------------------------------

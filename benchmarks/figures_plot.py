@@ -1,6 +1,4 @@
-"""Draws what the benchmarks saved beside what was wanted: a picture for each of them.
-
-    python benchmarks/figures_plot.py            all that have results; report.py does it, too
+"""Draws what the benchmarks saved beside what was wanted; report.py has it done.
 
 Rule of this file. It measures nothing: every bar is a figure in benchmarks/results/NAME.json that
 has a target. A bar says how much of its target a figure reached (for one that should be small:
@@ -68,10 +66,3 @@ def draw(name: str) -> Path | None:
 def _told(figure: dict[str, Any]) -> str:
     sign, bound = figure["target"]
     return f"{figure['value']:.3g} {figure['unit']} (wanted {sign} {bound:g})"
-
-
-if __name__ == "__main__":
-    for path in sorted(machine.RESULTS.glob("*.json")):
-        drawn = draw(path.stem)
-        if drawn is not None:
-            print(f"drawn: docs/images/{drawn.name}")

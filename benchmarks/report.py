@@ -36,7 +36,7 @@ def row(figure: dict[str, Any]) -> list[str]:
     speeds = ["" if figure[side] is None else f"{figure[side]:.2f}" for side in ("bare", "ours")]
     target = "" if figure["target"] is None else f"{figure['target'][0]} {figure['target'][1]:g}"
     met = "" if figure["target"] is None else ("yes" if figure["met"] else "**no**")
-    value = f"{figure['value']:.3g} {figure['unit']}"
+    value = f"{figure['value']:.4g} {figure['unit']}"
     what = figure["what"] + (f" ({figure['detail']})" if figure["detail"] else "")
     return [what, *speeds, value, target, met]
 

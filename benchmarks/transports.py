@@ -24,7 +24,7 @@ import sys
 from typing import Any
 
 import machine
-from figures import Figure, announce, case_options, finish, record, rounded, show
+from figures import Figure, announce, case_options, command_line, finish, record, rounded, show
 from single_link import Pair, System, ours
 
 from tensorhub_p2p.cli.doctor import trouble
@@ -112,7 +112,7 @@ def main() -> int:
     show(found)
     what = f"{options.size >> 20} MiB over {', '.join(options.only)}"
     topology = f"two processes on one host, {options.size >> 20} MiB, {options.rounds} rounds"
-    case = record(found, rounded(seconds), command="transports.py", topology=topology)
+    case = record(found, rounded(seconds), command=command_line(), topology=topology)
     return finish("transports", facts, {what: case}, dry=options.dry)
 
 

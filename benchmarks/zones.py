@@ -28,7 +28,7 @@ from typing import Any
 import elastic
 import environments
 import machine
-from figures import Figure, announce, finish, record, show, skipped
+from figures import Figure, announce, command_line, finish, record, show, skipped
 from remote import Remote
 from testbed import Testbed, why_not
 
@@ -166,10 +166,10 @@ def main() -> int:
     result = record(
         figures,
         samples,
-        command=f"zones.py --rollouts {options.rollouts}",
+        command=command_line(),
         topology=topology,
     )
-    return finish("zones", facts, {f"{options.rollouts} rollouts": result}, dry=options.dry)
+    return finish("zones", facts, {topology: result}, dry=options.dry)
 
 
 def _options() -> argparse.Namespace:

@@ -14,13 +14,16 @@ from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import Group, PeerId, Slot
 from tensorhub_p2p.protocol.layout import Layout, TensorSpec
-from tensorhub_p2p.protocol.machine import Send
+from tensorhub_p2p.protocol.machine import Outbox, Send
 from tensorhub_p2p.protocol.manifest import Manifest
 from tensorhub_p2p.protocol.messages import Phase, PullBye, PullHello, PullOffer, PullUpdate
-from tensorhub_p2p.protocol.pulls.crossing import shares
+from tensorhub_p2p.protocol.pulls.crossing import Crossing, shares
+from tensorhub_p2p.protocol.pulls.ledger import Ledger
 from tensorhub_p2p.protocol.pulls.ownership import weights
+from tensorhub_p2p.protocol.pulls.pages import LayoutAgreement
 from tensorhub_p2p.protocol.pulls.pull_events import Carrying, Fetch
 from tensorhub_p2p.protocol.pulls.serving import ShardServer
+from tensorhub_p2p.protocol.pulls.source_table import SourceTable
 from tensorhub_p2p.protocol.pulls.sources import Candidate, SourceId
 from tensorhub_p2p.protocol.pulls.swarm import Swarm
 
@@ -487,3 +490,9 @@ def test_whoever_fails_all_others_get_everything(
     world.run(limit=60.0)
     assert not [p.error for p in pullers if p.error]
     assert world.twice("b") <= (1 + 2 * len(faults)) * 2 * IN_FLIGHT
+
+
+def test_a_chunk_that_was_held_and_was_wrong_has_no_place_in_the_order_of_ours() -> None:
+    ledger = Ledger(PUBLICATION, LayoutAgreement(None), Outbox())
+    crossing = Crossing(OWN, PUBLICATION, SourceTable(OWN, 8), ledger, CONFIG)
+    assert crossing.first(0b1) is None

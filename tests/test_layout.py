@@ -116,6 +116,18 @@ def test_tensors_that_overlap_lie_in_one_block_each_at_its_place() -> None:
     assert [layout.tensor_at(3 + byte).name for byte in (0, 4, 13)] == ["qkv", "k", "window"]
 
 
+def test_a_place_beyond_all_bounds_is_no_layout() -> None:
+    far = 2**64 - 1
+    with pytest.raises(LayoutMismatch):
+        Layout(
+            [
+                spec("before", 5),
+                TensorSpec("root", "uint8", (1,), 1, None, None, far),
+                TensorSpec("all", "uint8", (far,), far, None, "root", 0),
+            ]
+        )
+
+
 def test_a_block_is_the_same_whichever_of_its_tensors_comes_first() -> None:
     layout = Layout(fused())
     other = Layout(

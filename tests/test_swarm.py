@@ -43,9 +43,10 @@ from tensorhub_p2p.protocol.pulls.pull_events import (
     SourceFound,
     SourceLost,
     Starved,
+    TakeBack,
 )
 from tensorhub_p2p.protocol.pulls.serving import DigestsWanted, ShardServer
-from tensorhub_p2p.protocol.pulls.sources import Candidate, Fault, SourceId, SourceState
+from tensorhub_p2p.protocol.pulls.sources import Candidate, Fault, Source, SourceId, SourceState
 from tensorhub_p2p.protocol.pulls.swarm import Swarm
 
 PUBLICATION = Publication(0, 7, "trainer", Generation(1, 1))
@@ -67,7 +68,7 @@ def source(name: str, replica: str | None = None) -> SourceId:
 
 ORIGIN = source("0", "trainer")
 OWN = source("f")
-A, B = source("a"), source("b")
+A, B, C = source("a"), source("b"), source("c")
 
 
 def candidate(
@@ -299,6 +300,70 @@ def test_a_pull_that_gathers_gets_everything_too(batches: list[int], seed: int) 
             break
     assert s.swarm.held.is_full
     assert not todo
+
+
+def taken_back(s: Script, fetch: Fetch) -> Fetch:
+    """It is under way for long while another source is idle; what is asked for instead."""
+    events = s.pass_time(1.0)
+    assert TakeBack(fetch.source, fetch.chunk) in events
+    s.swarm.failed(s.now, fetch.source, fetch.chunk, Fault.GIVEN_UP)
+    [instead] = s.fetches()
+    assert instead.source != fetch.source
+    return instead
+
+
+def died(s: Script, fetch: Fetch) -> list[SourceId]:
+    """Its source is dead; who is asked instead."""
+    s.swarm.lost(s.now, fetch.source.peer)
+    s.swarm.failed(s.now, fetch.source, fetch.chunk, Fault.GONE)
+    return [instead.source for instead in s.fetches()]
+
+
+def test_a_chunk_that_came_too_slowly_from_all_that_are_left_is_asked_for_all_the_same() -> None:
+    s = Script(chunks=1)
+    [first] = s.start(A, B, C)
+    second = taken_back(s, first)
+    third = taken_back(s, second)
+    assert {first.source, second.source, third.source} == {A, B, C}
+    assert died(s, third)[0] in (first.source, second.source)
+
+
+def test_a_chunk_that_came_too_slowly_is_not_left_to_a_source_of_another_zone() -> None:
+    s = Script(chunks=1)
+    s.candidates(candidate(C, locality=3))
+    s.offer(C)
+    s.candidates(candidate(A), candidate(B), candidate(C, locality=3))
+    s.offer(A)
+    s.offer(B)
+    s.swarm.begin(s.now)
+    [first] = s.fetches()
+    second = taken_back(s, first)
+    assert {first.source, second.source} == {A, B}
+    assert died(s, second) == [first.source]
+
+
+def test_after_a_pause_of_our_own_news_come_first_and_nobody_was_silent() -> None:
+    s = Script()
+    s.candidates(candidate(A), candidate(B))
+    s.offer(B)
+    s.swarm.begin(s.now)
+    s.drain()
+    full = ChunkSet.full(8).to_bytes()
+    s.now = 10.0
+    s.receive(B, PullUpdate("p", B.slot, full, (), None, None))
+    s.swarm.tick(s.now)
+    states = {facts.source: facts.state for facts in s.swarm.facts()}
+    assert states[A] is SourceState.ASKING
+
+
+def test_what_comes_at_the_same_moment_is_no_sign_of_speed() -> None:
+    at = Source(A, 2, Phase.READY, PUBLICATION, listed=True)
+    for number in range(4):
+        at.delivered(1.0 + number * 1e-5, 1 << 20, 0.0)
+    assert at.rate == pytest.approx(1 << 20)
+    at.delivered(2.0, 1 << 20, 0.0)  # and the three that came right after the first
+    assert at.rate is not None
+    assert 1 << 20 < at.rate < 4 << 20
 
 
 def test_a_pull_ends_complete_and_says_goodbye_to_every_source() -> None:

@@ -27,6 +27,7 @@ from tensorhub_p2p.protocol.pulls.ledger import Ledger
 from tensorhub_p2p.protocol.pulls.ownership import even_share
 from tensorhub_p2p.protocol.pulls.pages import LayoutAgreement
 from tensorhub_p2p.protocol.pulls.pull_events import TakeBack
+from tensorhub_p2p.protocol.pulls.sharing import Sharing
 from tensorhub_p2p.protocol.pulls.source_table import SourceTable
 from tensorhub_p2p.protocol.pulls.sources import Fault, Source, SourceState
 from tensorhub_p2p.transfer.digest import digest
@@ -318,6 +319,38 @@ def test_a_chunk_is_taken_back_so_often_and_no_more() -> None:
         del source.in_flight[0]
     t.fly(slow[-1], 0, 100.0)
     assert t.judge(200.0) == []
+
+
+def test_who_was_too_slow_with_a_chunk_takes_it_from_nobody() -> None:
+    t = Table()
+    slow, idle = t.source(ORIGIN, 0b1, chunks_a_second=10), t.source(A, 0b1, chunks_a_second=10)
+    t.fly(slow, 0, asked=10.0)
+    idle.given_up = 0b1
+    assert t.judge(60.0) == []
+
+
+def test_time_behind_the_chunks_before_is_not_a_chunks_own() -> None:
+    t = Table()
+    slow = t.source(ORIGIN, 0b11, chunks_a_second=10)
+    t.source(A, 0b10, chunks_a_second=10)
+    t.fly(slow, 1, asked=2.0)
+    slow.delivered(20.0, 1000, 2.0)
+    assert t.judge(20.1) == []
+    assert t.judge(30.0) == [(ORIGIN, 1)]
+
+
+def test_fellows_that_bring_nothing_hold_up_nobody_however_many_they_are() -> None:
+    t = Table()
+    fellows = frozenset(name(f"{number:x}", f"f{number}") for number in range(1, 15))
+    spring = t.source(ORIGIN, 0b1111)
+    spring.heard = spring.spring = True
+    spring.serving = fellows
+    sharing = Sharing(OWN, t.sources, t.ledger, CONFIG)
+    assert sharing.withheld(0.0)[-1]
+    sharing.came()
+    for stretch in range(1, 40):
+        left = sharing.withheld(stretch * CONFIG.late_after)
+    assert left[-1] == 0
 
 
 @given(st.integers(1, 20), st.integers(0, 300), st.integers(1, 4))

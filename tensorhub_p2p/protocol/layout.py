@@ -137,14 +137,15 @@ class Layout:
 
     def _place(self, spec: TensorSpec) -> None:
         if spec.alias_of is None:
-            self.offsets.append(self.num_bytes + spec.offset)
+            offset = self.num_bytes + spec.offset
             self.num_bytes += self._block_bytes.get(spec.name, spec.num_bytes)
         else:
             root = self._by_name[spec.alias_of]
-            start = self.offsets[root] - self.tensors[root].offset
-            self.offsets.append(start + spec.offset)
-        if self.num_bytes > MAX_BYTES:
-            raise LayoutMismatch(f"{self.num_bytes} bytes; at most {MAX_BYTES} are possible")
+            offset = self.offsets[root] - self.tensors[root].offset + spec.offset
+        most = max(self.num_bytes, offset)
+        if most > MAX_BYTES:
+            raise LayoutMismatch(f"{most} bytes; at most {MAX_BYTES} are possible")
+        self.offsets.append(offset)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and self.digest == other.digest

@@ -413,8 +413,7 @@ class Node:
         """The digests of published chunks were taken: (chunk, digest)."""
         holder = self.shards.get(slot) or self.prefetches.get(slot)
         if holder is not None:
-            for chunk, digest in digests:
-                holder.served.digested(now, publication, chunk, digest)
+            holder.served.digested(now, publication, digests)
             self._settle(now)
 
     def verified(
@@ -430,8 +429,7 @@ class Node:
         """
         holder = self.shards.get(slot) or self.prefetches.get(slot)
         if holder is not None:
-            for chunk, digest, known_to in chunks:
-                holder.served.verified(now, publication, chunk, digest, known_to)
+            holder.served.verified(now, publication, chunks)
             self._settle(now)
 
     def revoked(self, now: float, slot: Slot, publication: Publication, chunk: int) -> None:

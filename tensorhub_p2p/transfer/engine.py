@@ -74,7 +74,7 @@ from tensorhub_p2p.transfer.transports.base import Transport
 MAX_BATCH = 64
 """Items taken from the inbox before what they led to is carried out."""
 PLENTY = 4
-"""What is under way must last for so many times as long as the pull's thread rests."""
+"""What a link has to do must last for so many times as long as the pull's thread rests."""
 SHORTEST_NAP = 0.0005
 """Seconds; less is not worth it."""
 MAX_TOLD = 8
@@ -219,10 +219,6 @@ class ShardPull:
         """Chunks in place that the hooks haven't heard of yet."""
         self._news_at = float("-inf")
         """When the hooks may hear of the next ones."""
-        self._under_way = 0
-        """Chunks that links were told to read, and haven't reported."""
-        self._chunk_seconds = 0.0
-        """How long the last one took that came."""
         self._begun = False
         self._done = False
         self._moved = 0
@@ -319,10 +315,12 @@ class ShardPull:
             until = min(until, self._news_at)
         self._swarm.gather()
         try:
-            self._accept(time.monotonic(), self._inbox.get(timeout=max(0.0, until - now)))
-            self._let_more_come()
+            item = self._inbox.get(timeout=max(0.0, until - now))
+            self._accept(time.monotonic(), item)
+            self._let_more_come(item, until)
             for _ in range(MAX_BATCH - 1):
-                self._accept(time.monotonic(), self._inbox.get_nowait())
+                item = self._inbox.get_nowait()
+                self._accept(time.monotonic(), item)
         except Empty:
             pass
         now = time.monotonic()
@@ -332,11 +330,16 @@ class ShardPull:
         if now >= self._deadline and not self._swarm.done:
             raise self._timeout()
 
-    def _let_more_come(self) -> None:
-        """Wait a little if readers have plenty to do: each thought takes their time (the GIL)."""
-        threads = self._readers.threads if self._readers is not None else 0
-        under_way = self._under_way * self._chunk_seconds / max(1, threads)
-        nap = min(self._config.news_interval, under_way / PLENTY)
+    def _let_more_come(self, item: object, until: float) -> None:
+        """Rest if readers have plenty to do: each thought takes their time (the GIL).
+
+        Until the hooks may hear of chunks again, or `until`; and not so long that a link with
+        something to do, or the one that has just brought something, could run dry.
+        """
+        latest = self._links.get(item.source) if isinstance(item, Landed) else None
+        backlogs = ((link, link.backlog) for link in self._links.values())
+        least = min((left for link, left in backlogs if left or link is latest), default=0.0)
+        nap = min(least / PLENTY, min(self._news_at, until) - time.monotonic())
         if nap > SHORTEST_NAP:
             time.sleep(nap)
 
@@ -345,9 +348,8 @@ class ShardPull:
         if isinstance(item, Landed):
             self._count(item)
             self.moved_at = now
-            swarm.fetched(now, item.source, item.chunk, item.digest)
+            swarm.fetched(item.at, item.source, item.chunk, item.digest)
         elif isinstance(item, ReadFault):
-            self._under_way -= 1
             self._retried += 1
             swarm.failed(now, item.source, item.chunk, item.fault, item.why)
         elif isinstance(item, tuple):
@@ -367,8 +369,6 @@ class ShardPull:
             raise PeerClosed(f"this peer was closed while it pulled {self.publication}")
 
     def _count(self, landed: Landed) -> None:
-        self._under_way -= 1
-        self._chunk_seconds = landed.seconds
         self._moved += landed.num_bytes
         self._reading += landed.seconds
         self._hashing += landed.hashing
@@ -414,7 +414,6 @@ class ShardPull:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Fetch):
-            self._under_way += 1
             self._links[event.source].submit(event.chunk, event.digest)
         elif isinstance(event, TakeBack):
             self._links[event.source].take_back(event.chunk)

@@ -79,6 +79,8 @@ class Landed:
     num_bytes: int
     seconds: float
     hashing: float
+    at: float
+    """When; on `time.monotonic`."""
     transport: str = ""
 
 
@@ -240,6 +242,12 @@ class Link:
         """Some thread of this link is writing into the target."""
         with self._changed:
             return self._writing > 0
+
+    @property
+    def backlog(self) -> float:
+        """Seconds that what it was told to read will take, by the last chunk; 0 if unknown."""
+        left = len(self._orders) + self._in_hand
+        return left * self._chunk_seconds / max(1, self._threads)
 
     def serves(self, endpoints: tuple[Endpoint, ...]) -> bool:
         """This link reads from there already, and may go on doing so."""
@@ -537,7 +545,7 @@ class Link:
             if self._streams is not None:
                 self._streams.landed(now, length)
             self._readers.report(
-                Landed(self.source, chunk, digest, length, seconds, hasher.seconds, transport)
+                Landed(self.source, chunk, digest, length, seconds, hasher.seconds, now, transport)
             )
             self._grow()
         else:

@@ -175,9 +175,12 @@ class Crossing:
             return self._missing
         return self._missing & self._shares.get(self._own, 0) & ~self._under_way
 
-    def first(self, among: int) -> int:
-        """Of these (not none), the chunk that most surely stays ours whoever comes."""
-        return next(chunk for chunk in self._order if among >> chunk & 1)
+    def first(self, among: int) -> int | None:
+        """Of these, the chunk that most surely stays ours whoever comes.
+
+        None if they were all held before, and turned out to be wrong.
+        """
+        return next((chunk for chunk in self._order if among >> chunk & 1), None)
 
     def expected(self) -> int:
         """Missing chunks that others of the zone will bring."""

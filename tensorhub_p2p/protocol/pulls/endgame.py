@@ -6,10 +6,11 @@ and choosing anew dispatch.py's.
 Theory of operation. Near the end some sources have nothing left to give while others still
 sit on a chunk. If a source that could give such a chunk has nothing to do, and the chunk is
 under way for longer than that source would need LATE_CHUNKS times over (and `late_after` at
-least), it is *taken back*: the read is broken off, comes back as failed, and only then is the
-chunk asked of another source. So no two readers ever write the same bytes, and what is lost
-is the part of one chunk that had come, each time. The slow source is not asked for that chunk
-again while anybody else has it.
+least; time behind the slow one's chunks before is not its own), it is *taken back*: the read is
+broken off, comes back as failed, and only then is the chunk asked of another source. So no two
+readers ever write the same bytes, and what is lost is the part of one chunk that had come, each
+time. The slow source is not asked for that chunk again while anybody else has it who was not too
+slow with it, too.
 
 Bound: a chunk is taken back MAX_TAKEN_BACK times at most; then it is left where it is.
 """
@@ -48,7 +49,7 @@ class Endgame:
         for idle in sources:
             if idle.in_flight:
                 continue
-            there = idle.have & ~idle.bad & ~(withheld if idle.shared else 0)
+            there = idle.have & ~(idle.bad | idle.given_up) & ~(withheld if idle.shared else 0)
             if idle.far:
                 there &= across
             if there & self._ledger.wanted:
@@ -68,8 +69,9 @@ class Endgame:
                     continue
                 if self._times.get(chunk, 0) >= MAX_TAKEN_BACK:
                     continue
-                if now < asked + patience:
-                    self._due = earliest(self._due, asked + patience)
+                late_at = max(asked, slow.delivered_at) + patience
+                if now < late_at:
+                    self._due = earliest(self._due, late_at)
                     continue
                 self._times[chunk] = self._times.get(chunk, 0) + 1
                 slow.given_up |= 1 << chunk

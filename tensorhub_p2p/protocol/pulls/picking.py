@@ -75,12 +75,13 @@ def fetchable(source: Source, sources: Iterable[Source], wanted: int) -> int:
     """What of `wanted` is to be had there.
 
     A chunk that came wrong from there, or too slowly, is only if none of the other `sources`
-    has it.
+    has it that brought it neither wrong nor late; those of other zones don't count for one of
+    ours, as what is here does not cross.
     """
     there, doubtful = wanted & source.have, source.bad | source.given_up
     if not there & doubtful:
         return there
-    elsewhere = _of_all(other for other in sources if other is not source)
+    elsewhere = _of_all(s for s in sources if s is not source and (source.far or not s.far))
     return there & ~(doubtful & elsewhere)
 
 
@@ -140,8 +141,8 @@ def at_hand_of(sources: Iterable[Source]) -> int:
 
 
 def _of_all(sources: Iterable[Source]) -> int:
-    """The chunks that some of these have, and didn't send wrong bytes of."""
+    """The chunks that some of these have, and brought neither wrong nor late."""
     chunks = 0
     for source in sources:
-        chunks |= source.have & ~source.bad
+        chunks |= source.have & ~(source.bad | source.given_up)
     return chunks

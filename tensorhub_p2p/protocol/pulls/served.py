@@ -7,12 +7,14 @@ serving.py's; when to serve or stop is shard.py's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.messages import Endpoint
-from tensorhub_p2p.protocol.pulls.serving import NOBODY, ShardServer
+from tensorhub_p2p.protocol.pulls.serving import ShardServer
 
 
 class Served:
@@ -62,24 +64,24 @@ class Served:
         same = self.server is not None and self.server.publication == publication
         return self.server if same else None
 
-    def digested(self, now: float, publication: Publication, chunk: int, digest: bytes) -> None:
-        """The origin's digest of a chunk was taken."""
+    def digested(
+        self, now: float, publication: Publication, digests: Iterable[tuple[int, bytes]]
+    ) -> None:
+        """The origin's digests of chunks were taken."""
         server = self._of(publication)
         if server is not None:
-            server.digested(now, chunk, digest)
+            server.digested_all(now, digests)
 
     def verified(
         self,
         now: float,
         publication: Publication,
-        chunk: int,
-        digest: bytes,
-        known_to: frozenset[PeerId] = NOBODY,
+        chunks: Iterable[tuple[int, bytes, frozenset[PeerId]]],
     ) -> None:
-        """A pull verified a chunk: serve it on. `known_to`: as `ShardServer.verified` has it."""
+        """A pull verified chunks: serve them on. As `ShardServer.verified_all` has it."""
         server = self._of(publication)
         if server is not None:
-            server.verified(now, chunk, digest, known_to)
+            server.verified_all(now, chunks)
 
     def carries(self, now: float, publication: Publication, chunks: int | None) -> None:
         """A pull has these on their way from other zones; None: it is over."""

@@ -196,12 +196,12 @@ class ShardServer:
 
     def digested(self, now: float, chunk: int, digest: bytes) -> None:
         """The origin took this chunk's digest, or a pull learnt it. ValueError if malformed."""
-        changed = self.manifest.get(chunk) != digest
-        self.manifest.put(chunk, digest)
-        for lease in self._granted() if changed else ():
-            lease.digests_told &= ~(1 << chunk)
-            if lease.wanted >> chunk & 1:
-                lease.urgent = True
+        self.digested_all(now, [(chunk, digest)])
+
+    def digested_all(self, now: float, digests: Iterable[tuple[int, bytes]]) -> None:
+        """The same of many chunks, told of together."""
+        for chunk, digest in digests:
+            self._learn(chunk, digest)
         self._check_sealed()
         self.tick(now)
 
@@ -212,11 +212,31 @@ class ShardServer:
 
         The peers in `known_to` hear of it from where it came from: for them it can wait.
         """
-        self.have.add(chunk)
-        for lease in self._granted():
-            late = self.have.missing().bits.bit_count() * TALK <= self.layout.num_chunks
-            lease.pressing = lease.pressing or late or lease.peer not in known_to
-        self.digested(now, chunk, digest)
+        self.verified_all(now, [(chunk, digest, known_to)])
+
+    def verified_all(
+        self, now: float, chunks: Iterable[tuple[int, bytes, frozenset[PeerId]]]
+    ) -> None:
+        """The same of many chunks, told of together."""
+        granted = self._granted()
+        for chunk, digest, known_to in chunks:
+            self.have.add(chunk)
+            self._learn(chunk, digest)
+            for lease in granted:
+                lease.pressing = lease.pressing or lease.peer not in known_to
+        if self.have.missing().bits.bit_count() * TALK <= self.layout.num_chunks:
+            for lease in granted:
+                lease.pressing = True
+        self._check_sealed()
+        self.tick(now)
+
+    def _learn(self, chunk: int, digest: bytes) -> None:
+        changed = self.manifest.get(chunk) != digest
+        self.manifest.put(chunk, digest)
+        for lease in self._granted() if changed else ():
+            lease.digests_told &= ~(1 << chunk)
+            if lease.wanted >> chunk & 1:
+                lease.urgent = True
 
     def revoked(self, now: float, chunk: int) -> None:
         """The chunk turned out to be wrong after all: serve it no longer."""

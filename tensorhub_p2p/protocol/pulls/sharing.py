@@ -16,8 +16,9 @@ Nobody waits for ever, nor for a slow fellow. What comes is counted over stretch
 `late_after` seconds, or of as long as a spring needs for LATE_CHUNKS chunks. After a stretch in
 which less than half as much came as in the best ones before, fellows are *late*: fresh chunks
 may be taken by one more in order (ownership.py), once there is nothing left of what is taken
-anyway; and by one more after each further poor stretch. After STEADY good ones it is one less.
-The best fades, so that a network which has become slow doesn't look like slow fellows for long.
+anyway; and by one more after each further poor stretch, in the end by anybody. After STEADY good
+ones it is one less. The best fades, so that a network which has become slow doesn't look like
+slow fellows for long.
 
 A source on the same host has no cable, and is read by everybody at will.
 """
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.pulls.ledger import Ledger
-from tensorhub_p2p.protocol.pulls.ownership import MAX_RANKS, Ranking, even_share
+from tensorhub_p2p.protocol.pulls.ownership import Ranking, even_share
 from tensorhub_p2p.protocol.pulls.source_table import SourceTable
 from tensorhub_p2p.protocol.pulls.sources import Source, SourceId
 
@@ -81,9 +82,14 @@ class Sharing:
         fresh = needed & ~self._among_fellows()
         if not springs or not fellows or not fresh:
             return []
-        self._judge(now, springs)
         self._divide(fellows, len(springs))
+        self._judge(now, springs)
         return [needed & ~fresh | left for left in self._left[: self._late + 1]]
+
+    def postpone(self, late: float) -> None:
+        """For so long nobody can be blamed for anything."""
+        if self._since is not None:
+            self._since += late
 
     def next_wakeup(self) -> float | None:
         """When it shows whether fellows are late."""
@@ -98,7 +104,7 @@ class Sharing:
             rate = self._came / (now - self._since)
             self._good = self._good + 1 if rate * 2 >= self._best else 0
             if not self._good:
-                self._late = min(self._late + 1, MAX_RANKS)
+                self._late = min(self._late + 1, len(self._left) - 1)
             elif self._good % STEADY == 0:
                 self._late = max(self._late - 1, 0)
             self._best = max(rate, self._best * FADING)
@@ -124,7 +130,7 @@ class Sharing:
         self._ranking = self._ranking or Ranking(self._own, num_chunks)
         others = ((1 << num_chunks) - 1) & ~even_share(self._own, fellows, num_chunks, copies)
         ranks = self._ranking.ranks(sorted(fellows))
-        self._left = [others, *(others & rank for rank in ranks[copies:])]
+        self._left = [others, *(others & rank for rank in ranks[copies:]), 0]
 
     def _patience(self, springs: list[Source]) -> float:
         chunk_times = [1 / s.pace for s in springs if s.pace]

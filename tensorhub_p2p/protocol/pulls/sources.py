@@ -32,6 +32,8 @@ from tensorhub_p2p.protocol.messages import Endpoint, Phase
 MAX_FAULTS_REMEMBERED = 8
 RATE_WEIGHT = 0.3
 """Weight of the newest chunk in the moving average of a source's rate."""
+SHORTEST_RATED = 0.0005
+"""Seconds; over less than that no rate is measured."""
 MAX_STREAK = 3
 """Failed reads in a row until a source that answers doesn't count as having anything."""
 AT_HAND, SAME_HOST, FARTHEST = -1, 0, 3
@@ -165,8 +167,11 @@ class Source:
     mismatches: int = 0
     rate: float | None = None
     pace: float = 0.0
-    """Chunks a second, by the newest one; 0 if unmeasured."""
+    """Chunks a second, by the newest ones; 0 if unmeasured."""
     delivered_at: float = float("-inf")
+    """When the newest chunk came."""
+    unrated: tuple[int, int, float] = (0, 0, 0.0)
+    """Bytes, chunks, and seconds that they took, since the rate was measured last."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -203,13 +208,22 @@ class Source:
         self.bytes += num_bytes
         self.chunks += 1
         self.streak = 0
-        took = now - max(asked, self.delivered_at)
-        self.delivered_at = now
-        if took > 0:
-            self.pace = 1 / took
-            rate = num_bytes / took
-            old = rate if self.rate is None else self.rate
-            self.rate = old + RATE_WEIGHT * (rate - old)
+        came, chunks, took = self.unrated
+        came, chunks = came + num_bytes, chunks + 1
+        took += max(0.0, now - max(asked, self.delivered_at))
+        self.delivered_at = max(now, self.delivered_at)
+        if took < SHORTEST_RATED:
+            self.unrated = (came, chunks, took)
+            return
+        self.unrated = (0, 0, 0.0)
+        self.pace = chunks / took
+        rate = came / took
+        old = rate if self.rate is None else self.rate
+        self.rate = old + RATE_WEIGHT * (rate - old)
+
+    def postpone(self, late: float) -> None:
+        """For so long nobody can be blamed for anything."""
+        self.in_flight = {chunk: asked + late for chunk, asked in self.in_flight.items()}
 
     def was_slow(self, num_bytes: int, took: float) -> None:
         """It did not bring a chunk in so many seconds."""

@@ -29,8 +29,9 @@ from outside. Then every source is told `PullBye`, and nothing more comes out.
 Own pauses: when a call comes more than a retry interval late, this process did not run,
 and nobody is judged for the silence.
 
-Bounds: `max_candidates` sources remembered, `max_sources` leases (carriers of crossing.py
-besides), chunks in flight as dispatch.py says.
+Bounds: `max_candidates` sources remembered; `max_sources` places for those that are asked (carriers
+of crossing.py besides, and who is silent for long keeps no place: of those that answer late there
+may be up to four times as many); chunks in flight as dispatch.py says.
 """
 
 from __future__ import annotations
@@ -243,8 +244,7 @@ class Swarm:
         if self._ledger.hold(chunk, digest) and not self.done:
             known_to = frozenset() if at.spring else frozenset(id.peer for id in at.serving)
             self._outbox.emit(ChunkHeld(chunk, digest, known_to | {at.id.peer}))
-        slept = now > self._ticked + self._config.retry_interval
-        if at.state is SourceState.OPEN and not slept:
+        if at.state is SourceState.OPEN:
             self._go_on(now)
         else:
             self.tick(now)
@@ -259,7 +259,8 @@ class Swarm:
             self._courtship.mismatch(now, at, chunk)
         elif fault is Fault.GIVEN_UP and self.layout is not None:
             at.note(fault.value)
-            at.was_slow(self.layout.chunk_range(chunk)[1], max(now - asked, 1e-3))
+            took = now - max(asked, at.delivered_at)
+            at.was_slow(self.layout.chunk_range(chunk)[1], max(took, 1e-3))
         elif at.state in ACTIVE:
             self._courtship.fault(now, at, f"{fault.value}{': ' if why else ''}{why}")
         self.tick(now)
@@ -332,6 +333,9 @@ class Swarm:
         if self._gathering:
             self._owed = self._owed or self._go_on
             return
+        if now > self._ticked + self._config.retry_interval:
+            self.tick(now)  # perhaps after a pause of our own
+            return
         self._crossing.judge(now)
         self._advance(now)
 
@@ -361,6 +365,8 @@ class Swarm:
         for source in self._sources:
             if source.state is SourceState.ASKING:
                 source.since += late
+            source.postpone(late)
+        self._sharing.postpone(late)
         self._drought.postpone(late)
         self._crossing.woke(now, late)
 

@@ -48,7 +48,7 @@ from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.machine import Outbox, Output, earliest
 from tensorhub_p2p.protocol.messages import Endpoint, KeepAnswer, KeepAsk, Message, Phase
 from tensorhub_p2p.protocol.pulls.served import Served
-from tensorhub_p2p.protocol.pulls.serving import Drained, ShardServer
+from tensorhub_p2p.protocol.pulls.serving import NOBODY, Drained, ShardServer
 from tensorhub_p2p.protocol.retention.custody import Custody
 from tensorhub_p2p.protocol.retention.held import Held, RefState
 from tensorhub_p2p.protocol.retention.needs import Need, Needs
@@ -129,8 +129,8 @@ class Keep:
             self._tell(now, CHANGED)
             return
         self._served.begin(self.publication, layout, endpoints, origin=False)
-        for chunk, digest in enumerate(digests):
-            self._served.verified(now, self.publication, chunk, digest)
+        chunks = [(chunk, digest, NOBODY) for chunk, digest in enumerate(digests)]
+        self._served.verified(now, self.publication, chunks)
         self.state = KeepState.ANNOUNCING
         self.references.hold(now, self.held)
 
