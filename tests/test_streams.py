@@ -29,7 +29,7 @@ def limited(whole: float, each: float) -> Line:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (limited(31e6, 1e9), 1),  # a thin line: one stream has all of it
+        (limited(31e6, 1e9), 2),  # a thin line: one would do, a second one does no harm
         (limited(2e9, 1e9), 2),  # a core for each
         (limited(125e6, 25e6), 5),  # a long way: each is held back by its window
         (limited(1e12, 10e6), 8),  # there is a bound

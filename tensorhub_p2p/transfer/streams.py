@@ -3,10 +3,11 @@
 Rule of this file. It counts what landed and says how many streams to have. It opens nothing,
 and has no clock.
 
-Theory. One stream may reach the rate of the line, or be held back by its window on a long way,
-or by one core on a fast one; nobody can tell beforehand. So a link begins with one stream. Its
-rate is measured over a *period*, then it gets one more; if that made it faster by `GAIN`, the
-next one is tried, and if not, it goes back to what it had and is *settled*. What was found is
+Theory. A stream may reach the rate of the line, or be held back by its window on a long way,
+or by one core on a fast one; nobody can tell beforehand. So a link begins with two streams: one
+receives while the other one's bytes are hashed. Its rate is measured over a *period*, then it gets
+one more; if that made it faster by `GAIN`, the next one is tried, and if not, it goes back to what
+it had and is *settled*. What was found is
 kept from pull to pull, short ones add up to periods, and after `again_after` seconds of moving
 it is tried anew, as lines change.
 
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 import threading
 
+LEAST = 2
+"""Streams of a link, unless it may have one only."""
 GAIN = 1.1
 """How much faster one more stream must make a link to be kept."""
 
@@ -26,9 +29,9 @@ class StreamCount:
 
     def __init__(self, most: int, period: float, again_after: float) -> None:
         """`most` streams; `period` and `again_after` in seconds in which something moves."""
-        self.count = 1
+        self.count = self._least = min(LEAST, most)
         """How many to have now."""
-        self.settled = most == 1
+        self.settled = most == self._least
         self._lock = threading.Lock()
         self._most = most
         self._period = period
@@ -64,7 +67,7 @@ class StreamCount:
         self._chunks += 1
         self._seconds += now - since
         if self.settled:
-            if self._seconds >= self._again_after and self._most > 1:
+            if self._seconds >= self._again_after and self._most > self._least:
                 self._begin_again()
         elif self._seconds >= self._period and self._chunks >= 2 * self.count:
             self._judge(self._bytes / self._seconds)
@@ -72,7 +75,7 @@ class StreamCount:
     def _judge(self, rate: float) -> None:
         before, self._rate = self._rate, rate
         if before is not None and rate < GAIN * before:
-            self.count = max(1, self.count - 1)
+            self.count = max(self._least, self.count - 1)
             self.settled = True
         elif self.count < self._most:
             self.count += 1
@@ -82,7 +85,7 @@ class StreamCount:
 
     def _begin_again(self) -> None:
         """Find out anew, from one stream less: fewer may do by now."""
-        self.count = max(1, self.count - 1)
+        self.count = max(self._least, self.count - 1)
         self.settled = False
         self._rate = None
         self._restart()
