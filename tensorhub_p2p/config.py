@@ -303,7 +303,7 @@ class PullConfig(Checked):
     update_interval: float = 0.02
     """Seconds over which news of chunks is collected before it is sent."""
     upload_slots: int = 16
-    """Pullers that one shard serves at a time."""
+    """Pullers that one shard serves at a time; fewer while other models are pulled there, too."""
     reader_threads: int = 2
     """Threads that read and verify in one pull; a source beyond these has one of its own."""
     chunks_in_flight: int = 8

@@ -31,6 +31,7 @@ from tensorhub_p2p.protocol.pulls.serving import (
     Sealed,
     ShardServer,
 )
+from tensorhub_p2p.protocol.pulls.upload_slots import UploadSlots
 
 CHUNKS = 4
 LAYOUT = Layout([TensorSpec("w", "uint8", (CHUNKS * MIN_CHUNK_BYTES,), CHUNKS * MIN_CHUNK_BYTES)])
@@ -80,6 +81,51 @@ def granted(s: ShardServer) -> dict[PeerId, bool]:
 
 def states(s: ShardServer) -> dict[PeerId, LeaseState]:
     return {lease.peer: lease.state for lease in s._leases.values()}
+
+
+def server_of(model: str, uploads: UploadSlots) -> ShardServer:
+    slot = Slot(Group(model, "trainer"), 0)
+    config = PullConfig(upload_slots=4)
+    return ShardServer(slot, PUBLICATION, LAYOUT, ENDPOINTS, config, uploads=uploads)
+
+
+def test_models_that_are_pulled_from_one_peer_share_its_slots_evenly() -> None:
+    uploads = UploadSlots(4)
+    many, few = server_of("many", uploads), server_of("few", uploads)
+    peers = [PeerId(f"{letter}" * 16) for letter in "123456"]
+    for now, peer in enumerate(peers):
+        many.receive(float(now) / 10, peer, hello(peer))
+    assert sum(granted(many).values()) == 4
+    few.receive(1.0, A, hello(A))
+    assert granted(few) == {A: True}
+
+    some = ChunkSet.of(CHUNKS, [1]).to_bytes()
+    many.receive(1.0, peers[1], progress(peers[1], some))
+    many.tick(1.0)
+    kept = [peer for peer, state in states(many).items() if state is LeaseState.GRANTED]
+    assert len(kept) == 2
+    assert peers[1] not in kept, "it has something to trade"
+    assert sum(lease.rotating for lease in many._leases.values()) == 1
+    assert list(granted(many).values()) == [False, False]
+
+    few.receive(1.1, A, PullBye(f"pull-{A[0]}", few.slot, True))
+    many.receive(1.2, peers[5], hello(peers[5]))
+    assert list(states(many).values()).count(LeaseState.GRANTED) == 4
+
+
+def test_a_model_that_nobody_pulls_any_more_takes_no_slots() -> None:
+    uploads = UploadSlots(4)
+    many, few = server_of("many", uploads), server_of("few", uploads)
+    for s in (many, few):
+        s.receive(0.0, A, hello(A))
+    assert uploads.each() == 2
+    few.tick(PullConfig().lease_seconds)  # nothing was heard of it
+    assert uploads.each() == 4
+    many.withdraw(5.0, "unpublished")
+    many.tick(5.0 + PullConfig().lease_seconds)
+    few.receive(9.0, A, hello(A))
+    few.end()
+    assert uploads.each() == 4
 
 
 def test_an_offer_carries_what_is_held_the_known_digests_and_the_endpoints_asked_for() -> None:

@@ -15,15 +15,18 @@ from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.messages import Endpoint
 from tensorhub_p2p.protocol.pulls.serving import ShardServer
+from tensorhub_p2p.protocol.pulls.upload_slots import UploadSlots
 
 
 class Served:
     """At most one server of a handle."""
 
-    def __init__(self, slot: Slot, config: PullConfig) -> None:
+    def __init__(self, slot: Slot, config: PullConfig, uploads: UploadSlots | None = None) -> None:
+        """`uploads` are the slots of the peer."""
         self.server: ShardServer | None = None
         self._slot = slot
         self._config = config
+        self._uploads = uploads
         self._stopping = False
 
     def begin(
@@ -36,9 +39,13 @@ class Served:
     ) -> None:
         """Serve this one from now on: all of it as its origin, else what gets verified."""
         have = None if origin else ChunkSet(layout.num_chunks)
+        self.end()
         self._stopping = False
         self.server = ShardServer(
-            self._slot, publication, layout, endpoints, self._config, have=have, origin=origin
+            *(self._slot, publication, layout, endpoints, self._config),
+            have=have,
+            origin=origin,
+            uploads=self._uploads,
         )
 
     def serves(self, publication: Publication) -> bool:
@@ -54,11 +61,13 @@ class Served:
     def drained(self) -> None:
         """The readers are gone, unless this is of a server before."""
         if self._stopping:
-            self.server = None
+            self.end()
 
     def end(self) -> None:
         """Serve nothing, whoever still reads."""
-        self.server = None
+        if self.server is not None:
+            self.server.end()
+            self.server = None
 
     def _of(self, publication: Publication) -> ShardServer | None:
         same = self.server is not None and self.server.publication == publication

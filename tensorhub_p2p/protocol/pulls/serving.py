@@ -12,7 +12,7 @@ endpoints to read from: a *lease*. Leases only pace; what makes bytes right is t
     (none)   --PullHello, slot free-->        granted
     (none)   --PullHello, slots full-->       waiting   (told who is being served instead)
     waiting  --a slot frees-->                granted
-    granted  --its turn on the rotating slot is over--> waiting
+    granted  --its turn on the rotating slot is over, or another model is pulled, too--> waiting
     any      --PullBye, peer died, lease_seconds of silence--> (none)
     any      --withdraw-->                    leaving   (told `PullGone`)
 
@@ -26,8 +26,9 @@ repeated: a puller that lacks something says `PullHello` again, and the offer is
 state.
 
 What ends: withdrawing answers everybody with `PullGone` and is `Drained` when the last
-leaseholder has said goodbye, or after one lease time. What bounds it: `upload_slots`
-granted, `max_waiting` remembered besides; pages of the layout below `PAGE_BYTES`.
+leaseholder has said goodbye, or after one lease time. What bounds it: `upload_slots` granted,
+fewer while other models are pulled from this peer (upload_slots.py), `max_waiting` remembered
+besides; pages of the layout below `PAGE_BYTES`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from tensorhub_p2p.protocol.messages import (
     PullProgress,
     PullUpdate,
 )
+from tensorhub_p2p.protocol.pulls.upload_slots import UploadSlots
 
 PAGE_BYTES = 1 << 20
 """Rough size at which a page of the layout is full; far below the largest message."""
@@ -135,7 +137,7 @@ class ShardServer:
 
     The origin starts with `have` full (the default) and learns digests as they are taken;
     a holder that still pulls starts with an empty one and reports what it verified.
-    `endpoints` are handed out as they are.
+    `endpoints` are handed out as they are; `uploads` are the slots of the peer.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class ShardServer:
         *,
         have: ChunkSet | None = None,
         origin: bool = True,
+        uploads: UploadSlots | None = None,
     ) -> None:
         self.slot = slot
         self.publication = publication
@@ -165,6 +168,9 @@ class ShardServer:
         """What we are fetching from other zones; None: we don't pull."""
         self._withdrawn: str | None = None
         self._drain_by: float | None = None
+        self._uploads = uploads or UploadSlots(config.upload_slots)
+        self._pulled = False
+        """The upload slots know that there are leases here."""
         self._leases: dict[tuple[PeerId, str], Lease] = {}
         self._crowd = 0
         """How often it changed who is being served."""
@@ -260,7 +266,13 @@ class ShardServer:
                 lease.state = LeaseState.LEAVING
             else:
                 self._leases.pop((lease.peer, lease.pull))
+        self._count_in()
         self._check_drained(now)
+
+    def end(self) -> None:
+        """Nobody is served any more, whoever still reads."""
+        self._leases.clear()
+        self._count_in()
 
     def forget_peer(self, now: float, peer: PeerId) -> None:
         """The peer died: its leases end at once."""
@@ -284,6 +296,7 @@ class ShardServer:
             if lease.state is not LeaseState.LEAVING and now >= self._lapses(lease):
                 self._outbox.send(lease.peer, PullGone(lease.pull, self.slot, "the lease lapsed"))
                 self._end(now, lease)
+        self._shrink(now)
         for lease in self._granted():
             if self._has_news(lease) and now >= self._update_due(lease):
                 self._update(now, lease)
@@ -374,7 +387,15 @@ class ShardServer:
         )
         if len(self._leases) < self._config.upload_slots + self._config.max_waiting:
             self._leases[(sender, hello.pull)] = lease
+            self._count_in()
         return lease
+
+    def _count_in(self) -> None:
+        """Let the upload slots know whether this shard is being pulled."""
+        if bool(self._leases) != self._pulled:
+            self._pulled = not self._pulled
+            change = self._uploads.begins if self._pulled else self._uploads.ends
+            change(self.slot.group.model)
 
     # --- upload slots --------------------------------------------------------------------
 
@@ -389,7 +410,7 @@ class ShardServer:
     def _fill(self, now: float) -> list[Lease]:
         """Grant free slots to those who wait, tell them, and return them. The last slot rotates."""
         granted = self._granted()
-        free = self._config.upload_slots - len(granted)
+        free = self._uploads.each() - len(granted)
         if free <= 0 or self._withdrawn is not None:
             return []
         chosen = self._waiting()[:free]
@@ -401,6 +422,24 @@ class ShardServer:
             lease.rotating = free == 0 and not rotating
             self._offer(now, lease)
         return chosen
+
+    def _shrink(self, now: float) -> None:
+        """Another model is being pulled from this peer, too: leave it its part of the slots.
+
+        Those wait who have something, and so others to trade with; of these who came last.
+        """
+        granted = self._granted()
+        over = len(granted) - self._uploads.each()
+        if over <= 0:
+            return
+        granted.sort(key=lambda lease: (not lease.has_something, -lease.since))
+        for lease in granted[:over]:
+            lease.state, lease.since, lease.rotating = LeaseState.WAITING, now, False
+        self._crowd += 1
+        for lease in granted[:over]:
+            self._offer(now, lease)
+        if not any(lease.rotating for lease in granted[over:]):
+            granted[-1].rotating = True
 
     def _rotate(self, now: float) -> None:
         """Pass the rotating slot on, once its puller has something and another has nothing."""
@@ -416,6 +455,7 @@ class ShardServer:
 
     def _end(self, now: float, lease: Lease) -> None:
         self._leases.pop((lease.peer, lease.pull), None)
+        self._count_in()
         self._crowd += lease.state is LeaseState.GRANTED
         self._fill(now)
         self._check_drained(now)
@@ -537,7 +577,7 @@ class ShardServer:
 
     def _check_drained(self, now: float) -> None:
         if self._drain_by is not None and (not self._leases or now >= self._drain_by):
-            self._leases.clear()
+            self.end()
             self._drain_by = None
             self._outbox.emit(Drained(self.slot, self.publication))
 

@@ -49,6 +49,7 @@ from tensorhub_p2p.protocol.machine import Outbox, Output, earliest
 from tensorhub_p2p.protocol.messages import Endpoint, KeepAnswer, KeepAsk, Message, Phase
 from tensorhub_p2p.protocol.pulls.served import Served
 from tensorhub_p2p.protocol.pulls.serving import NOBODY, Drained, ShardServer
+from tensorhub_p2p.protocol.pulls.upload_slots import UploadSlots
 from tensorhub_p2p.protocol.retention.custody import Custody
 from tensorhub_p2p.protocol.retention.held import Held, RefState
 from tensorhub_p2p.protocol.retention.needs import Need, Needs
@@ -81,6 +82,7 @@ class Keep:
         custody: Custody,
         group: GroupConfig,
         pull: PullConfig,
+        uploads: UploadSlots,
         made: Made,
     ) -> None:
         self.slot = slot
@@ -93,7 +95,7 @@ class Keep:
         """For whom it should have been kept, when it ended."""
         self._digests = digests
         self._custody = custody
-        self._served = Served(slot, pull)
+        self._served = Served(slot, pull, uploads)
         around = Surroundings(lambda: self.server, offload=True)
         self.references = References(slot, group, custody, around)
         self._made: Made | None = made
@@ -281,7 +283,9 @@ class Keep:
 class Keeps:
     """The copies of one peer: its `Offloads` (custody.py), and what it adopts."""
 
-    def __init__(self, custody: Custody, group: GroupConfig, pull: PullConfig) -> None:
+    def __init__(
+        self, custody: Custody, group: GroupConfig, pull: PullConfig, uploads: UploadSlots
+    ) -> None:
         self.outbox = Outbox()
         self.lost: list[str] = []
         """What was given up though it was retained."""
@@ -289,6 +293,7 @@ class Keeps:
         self._custody = custody
         self._group = group
         self._pull = pull
+        self._uploads = uploads
         self._numbers = count(1)
         self._leaves_by: float | None = None
 
@@ -324,7 +329,8 @@ class Keeps:
         was, will = (slot, publication), (kept, publication)
         if not self._custody.reserve.pass_on(now, was, will, held.num_bytes):
             return None
-        keep = Keep(kept, held, digests, self._custody, self._group, self._pull, made)
+        configs = (self._group, self._pull, self._uploads)
+        keep = Keep(kept, held, digests, self._custody, *configs, made)
         self._keeps[kept] = keep
         return keep
 

@@ -17,6 +17,7 @@ from tensorhub_p2p.protocol.machine import Machine, Outbox
 from tensorhub_p2p.protocol.messages import GenerationRecord, Retain
 from tensorhub_p2p.protocol.pulls.served import Served
 from tensorhub_p2p.protocol.pulls.serving import ShardServer
+from tensorhub_p2p.protocol.pulls.upload_slots import UploadSlots
 from tensorhub_p2p.protocol.retention.custody import Custody
 from tensorhub_p2p.protocol.retention.granting import ReserveMember
 from tensorhub_p2p.protocol.retention.retaining import Retaining
@@ -40,6 +41,7 @@ class Machines:
         retaining: Retaining,
         group: GroupConfig,
         pull: PullConfig,
+        uploads: UploadSlots,
         *,
         spot: bool = False,
         elastic: bool = False,
@@ -54,7 +56,7 @@ class Machines:
         self.outbox = Outbox()
         self.claim = SlotClaimer(me, slot, num_shards, records, liveness, group)
         self.part = GroupPart(me, slot, num_shards, records, liveness, group, self.outbox)
-        self.served = Served(slot, pull)
+        self.served = Served(slot, pull, uploads)
         around = Surroundings(lambda: self.server, self.generation, spot)
         self.references = References(slot, group, custody, around)
         self.reserve_member = ReserveMember(slot, custody, self.outbox)

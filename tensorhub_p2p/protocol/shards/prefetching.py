@@ -35,6 +35,7 @@ from tensorhub_p2p.protocol.machine import Outbox, Output, earliest
 from tensorhub_p2p.protocol.messages import Endpoint, KeepAnswer, KeepAsk, Message, Phase
 from tensorhub_p2p.protocol.pulls.served import Served
 from tensorhub_p2p.protocol.pulls.serving import Drained, ShardServer
+from tensorhub_p2p.protocol.pulls.upload_slots import UploadSlots
 from tensorhub_p2p.protocol.retention.custody import Custody
 from tensorhub_p2p.protocol.retention.held import Held, RefState
 from tensorhub_p2p.protocol.shards.publishing import Announced, Hidden, References
@@ -65,12 +66,13 @@ class Prefetched:
         custody: Custody,
         group: GroupConfig,
         pull: PullConfig,
+        uploads: UploadSlots,
         look: Look,
     ) -> None:
         self.slot = slot
         self.publication = publication
         self.state = PrefetchState.COMING
-        self.served = Served(slot, pull)
+        self.served = Served(slot, pull, uploads)
         self.outbox = Outbox()
         # Whether the version is marked whole is for those to say who decide for it.
         self._held = Held(publication, num_shards, 0, Phase.PARTIAL, was_whole=False)
@@ -188,12 +190,20 @@ class Prefetched:
 class Prefetches:
     """The copies of one peer, by the slot that each goes by."""
 
-    def __init__(self, custody: Custody, group: GroupConfig, pull: PullConfig, look: Look) -> None:
+    def __init__(
+        self,
+        custody: Custody,
+        group: GroupConfig,
+        pull: PullConfig,
+        uploads: UploadSlots,
+        look: Look,
+    ) -> None:
         self.outbox = Outbox()
         self._look = look
         self._custody = custody
         self._group = group
         self._pull = pull
+        self._uploads = uploads
         self._copies: dict[Slot, Prefetched] = {}
 
     def get(self, slot: Slot) -> Prefetched | None:
@@ -214,7 +224,8 @@ class Prefetches:
     ) -> None:
         """A pull into memory of the driver's begins; the slot is used for nothing else, ever."""
         copy = Prefetched(
-            slot, publication, num_shards, self._custody, self._group, self._pull, self._look
+            *(slot, publication, num_shards, self._custody, self._group, self._pull),
+            *(self._uploads, self._look),
         )
         self._copies[slot] = copy
         copy.begin(now, layout, endpoints)
