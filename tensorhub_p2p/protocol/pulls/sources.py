@@ -122,7 +122,7 @@ class Source:
     publication: Publication
     """What it holds, and is asked for."""
     listed: bool
-    """The directory names it; otherwise only another source did."""
+    """The directory names it, or a source that serves it did in an offer."""
     state: SourceState = SourceState.KNOWN
     since: float = 0.0
     """When it entered its state."""
