@@ -11,7 +11,7 @@ medians of the ratios of a round. Bare NIXL polls in threads of its own, so its 
 stopped (SIGSTOP) while others move bytes.
 
 Ours is the whole `replicate()`, with each chunk's digest compared. Bare NIXL is one READ of the
-whole, with its progress threads (as its examples do it) and without; bare UCXX one message.
+whole, with its progress threads, as its examples do it; bare UCXX one message.
 Results are saved in benchmarks/results/transports.json. What doesn't work here says why.
 """
 
@@ -33,15 +33,11 @@ from tensorhub_p2p.config import TRANSPORTS
 WARM_UPS = 2
 BARE = {
     "bare nixl": System("nixl", "nixl_reads.py", "bare NIXL"),
-    "bare nixl, no thread": System(
-        "nixl", "nixl_reads.py", "bare NIXL, no thread", {"progress_thread": False}
-    ),
     "bare ucx": System("ucxx", "ucxx_messages.py", "bare UCXX"),
 }
-NEEDS = {"bare nixl": "nixl", "bare nixl, no thread": "nixl", "bare ucx": "ucx"}
+NEEDS = {"bare nixl": "nixl", "bare ucx": "ucx"}
 COMPARED = {
     ("nixl", "bare nixl"): (">=", 0.8),
-    ("nixl", "bare nixl, no thread"): None,
     ("ucx", "bare ucx"): (">=", 0.8),
     ("cma", "bare nixl"): None,
     ("cma", "nixl"): None,
