@@ -315,14 +315,14 @@ def test_closing_a_handle_waits_for_the_last_byte_that_its_pull_writes(
     trainer.register(fill(blank(4, 16 * MIB), 1))
     rollout.register(copy)
     trainer.publish(1)
-    middle, go_on, plain = threading.Event(), threading.Event(), TcpReader._step
+    middle, go_on, plain = threading.Event(), threading.Event(), TcpReader._take
 
-    def step(self: TcpReader, *arguments: Any) -> None:
+    def take(self: TcpReader, *arguments: Any) -> None:
         middle.set()
         assert go_on.wait(30)
         plain(self, *arguments)
 
-    monkeypatch.setattr(TcpReader, "_step", step)
+    monkeypatch.setattr(TcpReader, "_take", take)
     pulling = rollout.replicate_async(1, timeout=30)
     assert middle.wait(20)
     closing = threading.Thread(target=rollout.close)
