@@ -154,7 +154,9 @@ def test_a_source_whose_slots_are_full_says_so() -> None:
         world.serve(B, source)
         other = PullHello("other", A.slot, PUBLICATION, full.layout.digest, ("scripted",))
         full.receive(0.0, PeerId("e" * 16), other)
-        full._leases[(PeerId("e" * 16), "other")].seen = float("inf")
+        lease = full._leases.get(PeerId("e" * 16), "other")
+        assert lease is not None
+        lease.seen = float("inf")
         done = world.pull(target)
         done.run()
     assert same(source, target)

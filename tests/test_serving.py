@@ -24,10 +24,10 @@ from tensorhub_p2p.protocol.messages import (
     PullProgress,
     PullUpdate,
 )
+from tensorhub_p2p.protocol.pulls.leases import LeaseState
 from tensorhub_p2p.protocol.pulls.serving import (
     DigestsWanted,
     Drained,
-    LeaseState,
     Sealed,
     ShardServer,
 )
@@ -38,6 +38,7 @@ LAYOUT = Layout([TensorSpec("w", "uint8", (CHUNKS * MIN_CHUNK_BYTES,), CHUNKS * 
 PUBLICATION = Publication(0, 7, "trainer", Generation(1, 1))
 SLOT = Slot(Group("policy", "trainer"), 0)
 CONFIG = PullConfig(upload_slots=2, max_waiting=3)
+FOUR = PullConfig(upload_slots=4)
 ENDPOINTS = (Endpoint("cma", b"c"), Endpoint("tcp", b"t"))
 A, B, C, D = (PeerId(name * 16) for name in "abcd")
 
@@ -80,17 +81,16 @@ def granted(s: ShardServer) -> dict[PeerId, bool]:
 
 
 def states(s: ShardServer) -> dict[PeerId, LeaseState]:
-    return {lease.peer: lease.state for lease in s._leases.values()}
+    return {lease.peer: lease.state for lease in s._leases}
 
 
 def server_of(model: str, uploads: UploadSlots) -> ShardServer:
     slot = Slot(Group(model, "trainer"), 0)
-    config = PullConfig(upload_slots=4)
-    return ShardServer(slot, PUBLICATION, LAYOUT, ENDPOINTS, config, uploads=uploads)
+    return ShardServer(slot, PUBLICATION, LAYOUT, ENDPOINTS, FOUR, uploads=uploads)
 
 
 def test_models_that_are_pulled_from_one_peer_share_its_slots_evenly() -> None:
-    uploads = UploadSlots(4)
+    uploads = UploadSlots(FOUR)
     many, few = server_of("many", uploads), server_of("few", uploads)
     peers = [PeerId(f"{letter}" * 16) for letter in "123456"]
     for now, peer in enumerate(peers):
@@ -105,7 +105,7 @@ def test_models_that_are_pulled_from_one_peer_share_its_slots_evenly() -> None:
     kept = [peer for peer, state in states(many).items() if state is LeaseState.GRANTED]
     assert len(kept) == 2
     assert peers[1] not in kept, "it has something to trade"
-    assert sum(lease.rotating for lease in many._leases.values()) == 1
+    assert sum(lease.rotating for lease in many._leases) == 1
     assert list(granted(many).values()) == [False, False]
 
     few.receive(1.1, A, PullBye(f"pull-{A[0]}", few.slot, True))
@@ -114,7 +114,7 @@ def test_models_that_are_pulled_from_one_peer_share_its_slots_evenly() -> None:
 
 
 def test_a_model_that_nobody_pulls_any_more_takes_no_slots() -> None:
-    uploads = UploadSlots(4)
+    uploads = UploadSlots(FOUR)
     many, few = server_of("many", uploads), server_of("few", uploads)
     for s in (many, few):
         s.receive(0.0, A, hello(A))

@@ -172,13 +172,13 @@ class Node:
             has_other_zones=self._has_other_zones,
         )
         self._retractions = Retractions(self.abroad.records, self.liveness, self.abroad.zones_with)
-        self._uploads = UploadSlots(config.pull.upload_slots)
-        self.keeps = Keeps(self.custody, config.group, config.pull, self._uploads)
+        self._uploads = UploadSlots(config.pull)
+        self.keeps = Keeps(self.custody, config.group, self._uploads)
         self.custody.offloads = self.keeps
         self._leaving = Leaving(self.custody, self.keeps, config.pull.lease_seconds)
         self.following = Following(self.abroad.records, self.liveness, config.pull)
         look = self.following.look
-        self.prefetches = Prefetches(self.custody, config.group, config.pull, self._uploads, look)
+        self.prefetches = Prefetches(self.custody, config.group, self._uploads, look)
         self.lookups = Lookups(self.abroad.records, self.liveness)
         self.finds = Finds(self.abroad.records, self.liveness, 4 * config.group.retry_interval)
         self._config = config
@@ -241,7 +241,6 @@ class Node:
             self.custody,
             self._retaining,
             self._config.group,
-            self._config.pull,
             self._uploads,
             spot=spot,
             elastic=elastic,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
@@ -21,11 +20,10 @@ from tensorhub_p2p.protocol.pulls.upload_slots import UploadSlots
 class Served:
     """At most one server of a handle."""
 
-    def __init__(self, slot: Slot, config: PullConfig, uploads: UploadSlots | None = None) -> None:
+    def __init__(self, slot: Slot, uploads: UploadSlots) -> None:
         """`uploads` are the slots of the peer."""
         self.server: ShardServer | None = None
         self._slot = slot
-        self._config = config
         self._uploads = uploads
         self._stopping = False
 
@@ -42,7 +40,7 @@ class Served:
         self.end()
         self._stopping = False
         self.server = ShardServer(
-            *(self._slot, publication, layout, endpoints, self._config),
+            *(self._slot, publication, layout, endpoints, self._uploads.config),
             have=have,
             origin=origin,
             uploads=self._uploads,

@@ -7,18 +7,9 @@ part, and ends with the holding.
 
 Theory of operation (DESIGN, "Swarm" and "Sealing"). A puller says `PullHello` and gets a
 `PullOffer`: what we have, the digests that we know, and, if an upload slot is free, the
-endpoints to read from: a *lease*. Leases only pace; what makes bytes right is the digest.
-
-    (none)   --PullHello, slot free-->        granted
-    (none)   --PullHello, slots full-->       waiting   (told who is being served instead)
-    waiting  --a slot frees-->                granted
-    granted  --its turn on the rotating slot is over, or another model is pulled, too--> waiting
-    any      --PullBye, peer died, lease_seconds of silence--> (none)
-    any      --withdraw-->                    leaving   (told `PullGone`)
-
-One of the upload slots rotates: once its puller has something that it can serve on, the
-slot passes to a waiting puller that has nothing yet. So everybody soon has something to
-trade, and load spreads into chains and trees with no planner.
+endpoints to read from: a *lease* (leases.py). If the slots are full, it waits, and is told who is
+being served instead. Leases only pace; what makes bytes right is the digest. A lease ends with
+`PullBye`, with the puller's death, or after `lease_seconds` of silence.
 
 Granted pullers get `PullUpdate`s with what is new, at most one each `update_interval`, or
 each `news_interval` when it carries digests that they asked for. A lost update is not
@@ -26,16 +17,14 @@ repeated: a puller that lacks something says `PullHello` again, and the offer is
 state.
 
 What ends: withdrawing answers everybody with `PullGone` and is `Drained` when the last
-leaseholder has said goodbye, or after one lease time. What bounds it: `upload_slots` granted,
-fewer while other models are pulled from this peer (upload_slots.py), `max_waiting` remembered
-besides; pages of the layout below `PAGE_BYTES`.
+leaseholder has said goodbye, or after one lease time. What bounds it: leases as leases.py says;
+pages of the layout below `PAGE_BYTES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
 from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.chunks import ChunkSet
@@ -55,6 +44,7 @@ from tensorhub_p2p.protocol.messages import (
     PullProgress,
     PullUpdate,
 )
+from tensorhub_p2p.protocol.pulls.leases import Lease, Leases, LeaseState
 from tensorhub_p2p.protocol.pulls.upload_slots import UploadSlots
 
 PAGE_BYTES = 1 << 20
@@ -89,47 +79,6 @@ class Drained(Event):
 TALK = 16
 """Of the last so-manieth part of the chunks everybody hears at once."""
 NOBODY: frozenset[PeerId] = frozenset()
-
-
-class LeaseState(Enum):
-    WAITING = "waiting"
-    GRANTED = "granted"
-    LEAVING = "leaving"
-
-
-@dataclass(eq=False)
-class Lease:
-    """What one pull of one peer was told, and when it was heard last."""
-
-    peer: PeerId
-    pull: str
-    puller: Slot | None
-    transports: tuple[str, ...]
-    state: LeaseState
-    seen: float
-    since: float
-    """When it entered its state."""
-    has_something: bool = False
-    """The puller has verified chunks that it could serve on."""
-    rotating: bool = False
-    """It sits on the rotating slot."""
-    have_told: int = 0
-    """What it was told that we have; this and the next two are sets, as `ChunkSet.bits`."""
-    digests_told: int = 0
-    carrying_told: bool = False
-    """Whether it was told that we fetch something from other zones."""
-    crowd_told: int = 0
-    """By `ShardServer._crowd`: which others it was told of."""
-    wanted: int = 0
-    """Chunks whose digests it asked for and wasn't told."""
-    pressing: bool = False
-    """There is news that it hears from nobody else."""
-    urgent: bool = False
-    """There is news that it asked for."""
-    answered: float = float("-inf")
-    """When it last got such news."""
-    updated: float = float("-inf")
-    """When it got its last offer or update."""
 
 
 class ShardServer:
@@ -168,12 +117,7 @@ class ShardServer:
         """What we are fetching from other zones; None: we don't pull."""
         self._withdrawn: str | None = None
         self._drain_by: float | None = None
-        self._uploads = uploads or UploadSlots(config.upload_slots)
-        self._pulled = False
-        """The upload slots know that there are leases here."""
-        self._leases: dict[tuple[PeerId, str], Lease] = {}
-        self._crowd = 0
-        """How often it changed who is being served."""
+        self._leases = Leases(slot.group.model, uploads or UploadSlots(config))
         self._outbox = Outbox()
 
     # --- what the driver may ask ---------------------------------------------------------
@@ -194,9 +138,7 @@ class ShardServer:
 
     def readers(self) -> tuple[PeerId, ...]:
         """Who may be reading right now, in the order in which they were granted."""
-        return tuple(
-            lease.peer for lease in self._leases.values() if lease.state is not LeaseState.WAITING
-        )
+        return tuple(lease.peer for lease in self._leases if lease.state is not LeaseState.WAITING)
 
     # --- inputs of the holder ------------------------------------------------------------
 
@@ -224,7 +166,7 @@ class ShardServer:
         self, now: float, chunks: Iterable[tuple[int, bytes, frozenset[PeerId]]]
     ) -> None:
         """The same of many chunks, told of together."""
-        granted = self._granted()
+        granted = self._leases.granted()
         for chunk, digest, known_to in chunks:
             self.have.add(chunk)
             self._learn(chunk, digest)
@@ -239,7 +181,7 @@ class ShardServer:
     def _learn(self, chunk: int, digest: bytes) -> None:
         changed = self.manifest.get(chunk) != digest
         self.manifest.put(chunk, digest)
-        for lease in self._granted() if changed else ():
+        for lease in self._leases.granted() if changed else ():
             lease.digests_told &= ~(1 << chunk)
             if lease.wanted >> chunk & 1:
                 lease.urgent = True
@@ -260,24 +202,20 @@ class ShardServer:
             return
         self._withdrawn = reason
         self._drain_by = now + self._config.lease_seconds
-        for lease in list(self._leases.values()):
+        for lease in self._leases:
             self._outbox.send(lease.peer, PullGone(lease.pull, self.slot, reason))
-            if lease.state is LeaseState.GRANTED:
-                lease.state = LeaseState.LEAVING
-            else:
-                self._leases.pop((lease.peer, lease.pull))
-        self._count_in()
+        self._leases.withdraw(now)
         self._check_drained(now)
 
     def end(self) -> None:
         """Nobody is served any more, whoever still reads."""
-        self._leases.clear()
-        self._count_in()
+        self._leases.end()
 
     def forget_peer(self, now: float, peer: PeerId) -> None:
         """The peer died: its leases end at once."""
-        for lease in [lease for lease in self._leases.values() if lease.peer == peer]:
-            self._end(now, lease)
+        for lease in self._leases:
+            if lease.peer == peer:
+                self._end(now, lease)
 
     # --- the machine ---------------------------------------------------------------------
 
@@ -292,22 +230,22 @@ class ShardServer:
             self._layout_request(now, sender, message)
 
     def tick(self, now: float) -> None:
-        for lease in list(self._leases.values()):
+        for lease in self._leases:
             if lease.state is not LeaseState.LEAVING and now >= self._lapses(lease):
                 self._outbox.send(lease.peer, PullGone(lease.pull, self.slot, "the lease lapsed"))
                 self._end(now, lease)
-        self._shrink(now)
-        for lease in self._granted():
+        self._seat(now)
+        for lease in self._leases.granted():
             if self._has_news(lease) and now >= self._update_due(lease):
                 self._update(now, lease)
         self._check_drained(now)
 
     def next_wakeup(self) -> float | None:
-        active = [x for x in self._leases.values() if x.state is not LeaseState.LEAVING]
+        active = [lease for lease in self._leases if lease.state is not LeaseState.LEAVING]
         return earliest(
             self._drain_by,
             *(self._lapses(lease) for lease in active),
-            *(self._update_due(lease) for lease in self._granted() if self._has_news(lease)),
+            *(self._update_due(lease) for lease in self._leases.granted() if self._has_news(lease)),
         )
 
     # --- pullers -------------------------------------------------------------------------
@@ -321,14 +259,13 @@ class ShardServer:
         has_something = self._has_something(hello.have)
         if has_something is None:
             return
-        lease = self._leases.get((sender, hello.pull)) or self._new_lease(now, sender, hello)
+        lease = self._leases.get(sender, hello.pull) or self._new_lease(now, sender, hello)
         lease.seen, lease.has_something = now, has_something
-        if lease not in self._fill(now):
+        if lease not in self._seat(now):
             self._offer(now, lease)
-        self._rotate(now)
 
     def _progress(self, now: float, sender: PeerId, progress: PullProgress) -> None:
-        lease = self._leases.get((sender, progress.pull))
+        lease = self._leases.get(sender, progress.pull)
         if lease is None or lease.state is LeaseState.LEAVING:
             reason = self._withdrawn or "no lease here"
             self._outbox.send(sender, PullGone(progress.pull, self.slot, reason))
@@ -341,10 +278,10 @@ class ShardServer:
             self._witness()
         if lease.state is LeaseState.GRANTED:
             self._want(lease, progress.wanted)
-        self._rotate(now)
+        self._seat(now)
 
     def _bye(self, now: float, sender: PeerId, bye: PullBye) -> None:
-        lease = self._leases.get((sender, bye.pull))
+        lease = self._leases.get(sender, bye.pull)
         if lease is None:
             return
         if bye.complete:
@@ -352,7 +289,7 @@ class ShardServer:
         self._end(now, lease)
 
     def _layout_request(self, now: float, sender: PeerId, request: LayoutRequest) -> None:
-        lease = self._leases.get((sender, request.pull))
+        lease = self._leases.get(sender, request.pull)
         if lease is None:
             reason = self._withdrawn or "no lease here"
             self._outbox.send(sender, PullGone(request.pull, self.slot, reason))
@@ -376,88 +313,20 @@ class ShardServer:
 
     def _new_lease(self, now: float, sender: PeerId, hello: PullHello) -> Lease:
         """A waiting lease; at the bound it is answered but not remembered."""
-        lease = Lease(
-            peer=sender,
-            pull=hello.pull,
-            puller=hello.puller,
-            transports=hello.transports,
-            state=LeaseState.WAITING,
-            seen=now,
-            since=now,
-        )
-        if len(self._leases) < self._config.upload_slots + self._config.max_waiting:
-            self._leases[(sender, hello.pull)] = lease
-            self._count_in()
+        lease = Lease(sender, hello.pull, hello.puller, hello.transports, seen=now, since=now)
+        self._leases.add(lease)
         return lease
 
-    def _count_in(self) -> None:
-        """Let the upload slots know whether this shard is being pulled."""
-        if bool(self._leases) != self._pulled:
-            self._pulled = not self._pulled
-            change = self._uploads.begins if self._pulled else self._uploads.ends
-            change(self.slot.group.model)
-
-    # --- upload slots --------------------------------------------------------------------
-
-    def _granted(self) -> list[Lease]:
-        return [lease for lease in self._leases.values() if lease.state is LeaseState.GRANTED]
-
-    def _waiting(self) -> list[Lease]:
-        """In the order in which they are served: those with nothing first, then by patience."""
-        waiting = [x for x in self._leases.values() if x.state is LeaseState.WAITING]
-        return sorted(waiting, key=lambda lease: (lease.has_something, lease.since))
-
-    def _fill(self, now: float) -> list[Lease]:
-        """Grant free slots to those who wait, tell them, and return them. The last slot rotates."""
-        granted = self._granted()
-        free = self._uploads.each() - len(granted)
-        if free <= 0 or self._withdrawn is not None:
-            return []
-        chosen = self._waiting()[:free]
-        rotating = any(lease.rotating for lease in granted)
-        for lease in chosen:
-            lease.state, lease.since = LeaseState.GRANTED, now
-            self._crowd += 1
-            free -= 1
-            lease.rotating = free == 0 and not rotating
+    def _seat(self, now: float) -> list[Lease]:
+        """Give the upload slots to those whose turn it is; tell them, and return them."""
+        changed = self._leases.seat(now)
+        for lease in changed:
             self._offer(now, lease)
-        return chosen
-
-    def _shrink(self, now: float) -> None:
-        """Another model is being pulled from this peer, too: leave it its part of the slots.
-
-        Those wait who have something, and so others to trade with; of these who came last.
-        """
-        granted = self._granted()
-        over = len(granted) - self._uploads.each()
-        if over <= 0:
-            return
-        granted.sort(key=lambda lease: (not lease.has_something, -lease.since))
-        for lease in granted[:over]:
-            lease.state, lease.since, lease.rotating = LeaseState.WAITING, now, False
-        self._crowd += 1
-        for lease in granted[:over]:
-            self._offer(now, lease)
-        if not any(lease.rotating for lease in granted[over:]):
-            granted[-1].rotating = True
-
-    def _rotate(self, now: float) -> None:
-        """Pass the rotating slot on, once its puller has something and another has nothing."""
-        hungry = next((lease for lease in self._waiting() if not lease.has_something), None)
-        seated = next((lease for lease in self._granted() if lease.rotating), None)
-        if hungry is None or seated is None or not seated.has_something:
-            return
-        seated.state, seated.since, seated.rotating = LeaseState.WAITING, now, False
-        hungry.state, hungry.since, hungry.rotating = LeaseState.GRANTED, now, True
-        self._crowd += 1
-        self._offer(now, seated)
-        self._offer(now, hungry)
+        return changed
 
     def _end(self, now: float, lease: Lease) -> None:
-        self._leases.pop((lease.peer, lease.pull), None)
-        self._count_in()
-        self._crowd += lease.state is LeaseState.GRANTED
-        self._fill(now)
+        self._leases.remove(lease)
+        self._seat(now)
         self._check_drained(now)
 
     # --- what pullers are told -----------------------------------------------------------
@@ -492,14 +361,14 @@ class ShardServer:
         """Who is being served now, and can serve in turn."""
         return tuple(
             (other.peer, other.puller)
-            for other in self._granted()
+            for other in self._leases.granted()
             if other.puller is not None and other.peer != lease.peer
         )
 
     def _update(self, now: float, lease: Lease) -> None:
         new = self._chunks(self.manifest.known.bits & ~lease.digests_told)
         digests = tuple((chunk, self.manifest[chunk]) for chunk in new)
-        changed = self._others(lease) if lease.crowd_told != self._crowd else None
+        changed = self._others(lease) if lease.crowd_told != self._leases.crowd else None
         self._tell(now, lease)
         self._outbox.send(
             lease.peer,
@@ -524,7 +393,7 @@ class ShardServer:
 
     def _tell(self, now: float, lease: Lease) -> None:
         lease.have_told, lease.digests_told = self.have.bits, self.manifest.known.bits
-        lease.carrying_told, lease.crowd_told = self._carries, self._crowd
+        lease.carrying_told, lease.crowd_told = self._carries, self._leases.crowd
         lease.wanted &= ~self.manifest.known.bits
         lease.updated, lease.pressing = now, False
         if lease.urgent:
@@ -532,7 +401,7 @@ class ShardServer:
 
     def _has_news(self, lease: Lease) -> bool:
         told = (lease.have_told, lease.digests_told, lease.carrying_told, lease.crowd_told)
-        return told != (self.have.bits, self.manifest.known.bits, self._carries, self._crowd)
+        return told != (self.have.bits, self.manifest.known.bits, self._carries, self._leases.crowd)
 
     def _chunks(self, bits: int) -> ChunkSet:
         return ChunkSet(self.layout.num_chunks, bits)
@@ -541,7 +410,7 @@ class ShardServer:
         if lease.urgent:
             return lease.answered + self._config.news_interval
         news_of_others = (lease.digests_told, lease.crowd_told)
-        if lease.pressing or news_of_others != (self.manifest.known.bits, self._crowd):
+        if lease.pressing or news_of_others != (self.manifest.known.bits, self._leases.crowd):
             return lease.updated + self._config.update_interval
         return lease.updated + self._config.lease_seconds / 4
 

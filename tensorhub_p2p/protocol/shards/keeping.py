@@ -40,7 +40,7 @@ from itertools import count
 
 import mmh3
 
-from tensorhub_p2p.config import GroupConfig, PullConfig
+from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.directory.records import retains_key, versions_key
 from tensorhub_p2p.protocol.groups.forgetting import forget_references
 from tensorhub_p2p.protocol.identity import Group, PeerId, Publication, Slot
@@ -81,7 +81,6 @@ class Keep:
         digests: tuple[bytes, ...],
         custody: Custody,
         group: GroupConfig,
-        pull: PullConfig,
         uploads: UploadSlots,
         made: Made,
     ) -> None:
@@ -95,7 +94,7 @@ class Keep:
         """For whom it should have been kept, when it ended."""
         self._digests = digests
         self._custody = custody
-        self._served = Served(slot, pull, uploads)
+        self._served = Served(slot, uploads)
         around = Surroundings(lambda: self.server, offload=True)
         self.references = References(slot, group, custody, around)
         self._made: Made | None = made
@@ -283,16 +282,13 @@ class Keep:
 class Keeps:
     """The copies of one peer: its `Offloads` (custody.py), and what it adopts."""
 
-    def __init__(
-        self, custody: Custody, group: GroupConfig, pull: PullConfig, uploads: UploadSlots
-    ) -> None:
+    def __init__(self, custody: Custody, group: GroupConfig, uploads: UploadSlots) -> None:
         self.outbox = Outbox()
         self.lost: list[str] = []
         """What was given up though it was retained."""
         self._keeps: dict[Slot, Keep] = {}
         self._custody = custody
         self._group = group
-        self._pull = pull
         self._uploads = uploads
         self._numbers = count(1)
         self._leaves_by: float | None = None
@@ -329,8 +325,7 @@ class Keeps:
         was, will = (slot, publication), (kept, publication)
         if not self._custody.reserve.pass_on(now, was, will, held.num_bytes):
             return None
-        configs = (self._group, self._pull, self._uploads)
-        keep = Keep(kept, held, digests, self._custody, *configs, made)
+        keep = Keep(kept, held, digests, self._custody, self._group, self._uploads, made)
         self._keeps[kept] = keep
         return keep
 

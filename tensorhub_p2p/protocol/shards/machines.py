@@ -8,7 +8,7 @@ them.
 
 from __future__ import annotations
 
-from tensorhub_p2p.config import GroupConfig, PullConfig
+from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.errors import SlotTaken, TensorHubError, VersionConflict
 from tensorhub_p2p.protocol.groups.group_part import GroupPart
 from tensorhub_p2p.protocol.groups.slots import SlotClaimer
@@ -40,7 +40,6 @@ class Machines:
         custody: Custody,
         retaining: Retaining,
         group: GroupConfig,
-        pull: PullConfig,
         uploads: UploadSlots,
         *,
         spot: bool = False,
@@ -52,11 +51,11 @@ class Machines:
         self.num_shards = num_shards
         self.spot, self.elastic = spot, elastic
         self.custody, self.retaining, self.liveness = custody, retaining, liveness
-        self.group_config, self.pull_config = group, pull
+        self.group_config, self.pull_config = group, uploads.config
         self.outbox = Outbox()
         self.claim = SlotClaimer(me, slot, num_shards, records, liveness, group)
         self.part = GroupPart(me, slot, num_shards, records, liveness, group, self.outbox)
-        self.served = Served(slot, pull, uploads)
+        self.served = Served(slot, uploads)
         around = Surroundings(lambda: self.server, self.generation, spot)
         self.references = References(slot, group, custody, around)
         self.reserve_member = ReserveMember(slot, custody, self.outbox)

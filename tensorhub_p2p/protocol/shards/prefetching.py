@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
-from tensorhub_p2p.config import GroupConfig, PullConfig
+from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.groups.forgetting import forget_references
 from tensorhub_p2p.protocol.identity import PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout
@@ -65,14 +65,13 @@ class Prefetched:
         num_shards: int,
         custody: Custody,
         group: GroupConfig,
-        pull: PullConfig,
         uploads: UploadSlots,
         look: Look,
     ) -> None:
         self.slot = slot
         self.publication = publication
         self.state = PrefetchState.COMING
-        self.served = Served(slot, pull, uploads)
+        self.served = Served(slot, uploads)
         self.outbox = Outbox()
         # Whether the version is marked whole is for those to say who decide for it.
         self._held = Held(publication, num_shards, 0, Phase.PARTIAL, was_whole=False)
@@ -191,18 +190,12 @@ class Prefetches:
     """The copies of one peer, by the slot that each goes by."""
 
     def __init__(
-        self,
-        custody: Custody,
-        group: GroupConfig,
-        pull: PullConfig,
-        uploads: UploadSlots,
-        look: Look,
+        self, custody: Custody, group: GroupConfig, uploads: UploadSlots, look: Look
     ) -> None:
         self.outbox = Outbox()
         self._look = look
         self._custody = custody
         self._group = group
-        self._pull = pull
         self._uploads = uploads
         self._copies: dict[Slot, Prefetched] = {}
 
@@ -224,8 +217,7 @@ class Prefetches:
     ) -> None:
         """A pull into memory of the driver's begins; the slot is used for nothing else, ever."""
         copy = Prefetched(
-            *(slot, publication, num_shards, self._custody, self._group, self._pull),
-            *(self._uploads, self._look),
+            slot, publication, num_shards, self._custody, self._group, self._uploads, self._look
         )
         self._copies[slot] = copy
         copy.begin(now, layout, endpoints)
