@@ -88,6 +88,7 @@ from tensorhub_p2p.protocol.shards.verbs import (
     PullMessage,
     VerbId,
 )
+from tensorhub_p2p.protocol.zone_liveness import ZoneLiveness
 from tensorhub_p2p.protocol.zones.zones import Zones
 
 FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, SlotAnswer, KeepAsk)
@@ -96,41 +97,6 @@ FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, Slot
 
 RESERVING = (ReserveAsk, ReserveAnswer)
 """What a handle that closes still has to say in its group."""
-
-
-class ZoneLiveness:
-    """Membership, as the group protocols ask about it."""
-
-    def __init__(self, zones: Zones, abroad: Abroad) -> None:
-        self._zones = zones
-        self._abroad = abroad
-
-    @property
-    def home(self) -> str:
-        return self._zones.zone
-
-    def zone(self, peer: PeerId) -> str:
-        if self._zones.status(peer) is not None:
-            return self.home
-        return self._abroad.zone_of(peer) or self.home
-
-    def is_gone(self, peer: PeerId, zone: str = "") -> bool:
-        status = self._zones.status(peer)
-        return self._abroad.is_gone(peer, zone) if status is None else status in GONE
-
-    def is_responsive(self, peer: PeerId) -> bool:
-        """Not known to be silent, or gone."""
-        if self._zones.status(peer) is None:
-            return not self._abroad.is_gone(peer, "")
-        return self._zones.is_responsive(peer)
-
-    def info(self, peer: PeerId) -> PeerInfo | None:
-        # Of another zone's gateway its zone's summary says less than was told of it as a holder.
-        return self._abroad.info(peer) or self._zones.info(peer)
-
-    def name(self, peer: PeerId) -> str:
-        info = self.info(peer)
-        return f"peer {info.name or peer} ({peer})" if info is not None else f"peer {peer}"
 
 
 class Node:

@@ -20,6 +20,7 @@ the weights.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -314,15 +315,13 @@ class ShardPull:
         if self._news:
             until = min(until, self._news_at)
         self._swarm.gather()
-        try:
+        with contextlib.suppress(Empty):
             item = self._inbox.get(timeout=max(0.0, until - now))
             self._accept(time.monotonic(), item)
             self._let_more_come(item, until)
             for _ in range(MAX_BATCH - 1):
                 item = self._inbox.get_nowait()
                 self._accept(time.monotonic(), item)
-        except Empty:
-            pass
         now = time.monotonic()
         self._swarm.act(now)
         if wakeup is not None and now >= wakeup:  # inputs tick by themselves

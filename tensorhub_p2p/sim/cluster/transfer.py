@@ -354,9 +354,11 @@ class SimPull:
         wakeup = self._swarm.next_wakeup()
         if not self._inbox:
             yield self._woken(self._deadline if wakeup is None else min(wakeup, self._deadline))
+        self._swarm.gather()
         while self._inbox and not self.over:
             yield from self._accept(self._inbox.popleft())
         now = self.peer.now
+        self._swarm.act(now)
         if wakeup is not None and now >= wakeup:
             self._swarm.tick(now)
         if now >= self._deadline and not self._swarm.done:
