@@ -9,8 +9,10 @@ the caller's choice.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -20,6 +22,8 @@ from typing import IO, Any
 
 PEERS = Path(__file__).parent / "peers"
 QUIT_SECONDS = 10.0
+PATIENCE = 180.0
+"""Seconds for one command; far above what any takes."""
 
 Start = Callable[..., "subprocess.Popen[Any]"]
 """What starts a program: Popen itself, or the `popen` of a testbed's host."""
@@ -68,6 +72,9 @@ class Remote:
 
     def result(self) -> Any:
         assert self._process.stdout is not None
+        # One answer at a time: nothing of the next one waits in the buffer.
+        if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
+            raise RemoteError(f"{self.name} has not answered for {PATIENCE:g} s")
         line = self._process.stdout.readline()
         if not line:
             raise RemoteError(f"{self.name} died: {self._last_words()}")
@@ -93,10 +100,8 @@ class Remote:
     def end(self) -> None:
         """Close its stdin, which ends it, and wait; kill it if it doesn't end."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it is gone
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it is gone
         try:
             self._process.wait(QUIT_SECONDS)
         except subprocess.TimeoutExpired:

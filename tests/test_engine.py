@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -34,6 +36,7 @@ from tensorhub_p2p.protocol.pulls.swarm import Swarm
 from tensorhub_p2p.protocol.shards.verbs import Holder, HoldersChanged
 from tensorhub_p2p.transfer.digest import digest
 from tensorhub_p2p.transfer.engine import MAX_BATCH, Hooks, ShardPull
+from tensorhub_p2p.transfer.links import Landed
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
 from tensorhub_p2p.transfer.transports.base import (
@@ -594,6 +597,39 @@ def test_while_readers_have_plenty_the_pull_thinks_about_many_chunks_at_a_time(
         world.pull(target := weights(2, (64 * CHUNK,))).run()
         assert same(weights(1, (64 * CHUNK,)), target)
     assert acts < 40
+
+
+def test_however_much_there_is_to_do_the_pull_rests_no_longer_than_news_may_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(time, "sleep", rests.append)
+    with transports("scripted") as ts:
+        world = World(ts)
+        world.serve(A, weights(1, (64 * CHUNK,)))
+        scripted = ts["scripted"]
+        assert isinstance(scripted, Scripted)
+        slow = threading.Event()
+        scripted.script = lambda *_: slow.wait(0.01) and None
+        world.pull(weights(2, (64 * CHUNK,))).run()
+    assert rests
+    assert max(rests) <= FAST.news_interval
+
+
+def test_the_pull_rests_only_while_no_link_runs_dry(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(time, "sleep", rests.append)
+    with transports("scripted") as ts:
+        pull = World(ts).pull(weights(1))
+        pull._news_at = math.inf
+        busy, dry = SimpleNamespace(backlog=1.0), SimpleNamespace(backlog=0.0)
+        pull._links = {A: busy, B: dry}  # type: ignore[dict-item]
+        pull._let_more_come(Landed(B, 0, b"", 1, 0.1, 0.0), math.inf)
+        assert not rests, "it has just brought its last: it may want more"
+        pull._let_more_come(Landed(A, 0, b"", 1, 0.1, 0.0), math.inf)
+        assert rests == [0.25]
+        pull._let_more_come(Landed(A, 0, b"", 1, 0.1, 0.0), time.monotonic())
+        assert rests == [0.25], "until then, and no longer"
 
 
 def test_closing_the_peer_ends_a_pull_at_once() -> None:

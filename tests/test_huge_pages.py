@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
-from tensorhub_p2p.config import MemoryConfig
+from tensorhub_p2p.config import ConfigError, MemoryConfig
 from tensorhub_p2p.transfer import huge_pages
 from tensorhub_p2p.transfer.huge_pages import HugePages, Mapping, advisable, block_bytes
 from tensorhub_p2p.transfer.memory import Extents, Region
@@ -226,3 +226,8 @@ def test_without_huge_pages_and_when_switched_off_nothing_is_done(
     pages.close()
     pages.ask(Region.of({"t": array}))
     assert pages.settled(0)
+
+
+def test_more_than_a_core_can_not_be_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"huge_page_load = 2.*at most 1"):
+        MemoryConfig(huge_page_load=2)

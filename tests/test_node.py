@@ -55,6 +55,22 @@ def reads_under_way(cluster: Cluster, peer: int) -> int:
     return len(cluster.nodes[peer].records._reads)
 
 
+def test_two_models_of_one_peer_share_its_upload_slots() -> None:
+    other = Group("critic", "alone")
+    cluster, publication = published()
+    cluster.form(other, [0])
+    (theirs,) = cluster.publish_all(other, [0], 1)
+    node = cluster.nodes[0]
+    usual = node._uploads.each()
+    read_from(cluster, 1, publication)
+    assert node._uploads.each() == usual
+    hello = PullHello("another", Slot(other, 0), theirs, LAYOUT.digest, ("tcp",))
+    node.receive(cluster.now, cluster.nodes[2].info.peer_id, hello)
+    assert node._uploads.each() == usual // 2
+    cluster.wait(cluster.close(0, Slot(other, 0)))
+    assert node._uploads.each() == usual
+
+
 # --- following the holders of a shard ---
 
 

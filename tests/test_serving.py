@@ -26,6 +26,7 @@ from tensorhub_p2p.protocol.messages import (
 )
 from tensorhub_p2p.protocol.pulls.leases import LeaseState
 from tensorhub_p2p.protocol.pulls.serving import (
+    NOBODY,
     DigestsWanted,
     Drained,
     Sealed,
@@ -113,6 +114,17 @@ def test_models_that_are_pulled_from_one_peer_share_its_slots_evenly() -> None:
     assert list(states(many).values()).count(LeaseState.GRANTED) == 4
 
 
+def test_a_reader_makes_room_for_another_model_as_soon_as_anybody_says_anything() -> None:
+    uploads = UploadSlots(FOUR)
+    many, few = server_of("many", uploads), server_of("few", uploads)
+    for peer in (A, B, C, D):
+        many.receive(0.0, peer, hello(peer))
+    few.receive(0.1, A, hello(A))
+    many.outbox.drain()
+    many.receive(0.2, A, progress(A, b""))
+    assert list(granted(many).values()) == [False, False]
+
+
 def test_a_model_that_nobody_pulls_any_more_takes_no_slots() -> None:
     uploads = UploadSlots(FOUR)
     many, few = server_of("many", uploads), server_of("few", uploads)
@@ -126,6 +138,7 @@ def test_a_model_that_nobody_pulls_any_more_takes_no_slots() -> None:
     few.receive(9.0, A, hello(A))
     few.end()
     assert uploads.each() == 4
+    assert not uploads._shards, "what is served no more is forgotten"
 
 
 def test_an_offer_carries_what_is_held_the_known_digests_and_the_endpoints_asked_for() -> None:
@@ -223,6 +236,16 @@ def test_updates_carry_only_what_is_new_and_at_most_one_an_interval() -> None:
     [(_, update)] = sends(s)
     assert isinstance(update, PullUpdate)
     assert update.digests == ((3, digest(3)),)
+
+
+def test_what_was_verified_together_is_told_together() -> None:
+    s = server(have=ChunkSet(CHUNKS), origin=False)
+    s.receive(0.0, A, hello(A))
+    s.outbox.drain()
+    s.verified_all(0.1, [(chunk, digest(chunk), NOBODY) for chunk in (0, 1, 3)])
+    [(_, update)] = sends(s)
+    assert isinstance(update, PullUpdate)
+    assert list(ChunkSet.from_bytes(CHUNKS, update.have)) == [0, 1, 3]
 
 
 def test_a_wanted_digest_is_asked_for_once_and_sent_the_moment_it_is_taken() -> None:

@@ -281,6 +281,16 @@ def test_what_was_gathered_is_taken_in_at_once_and_acted_on_later() -> None:
     assert s.drain() == ([], [])
 
 
+def test_the_most_that_anything_gathered_calls_for_is_done() -> None:
+    s = Script()
+    first, *_ = s.start(A, B)
+    s.swarm.gather()
+    s.offer(A, others=(C,))
+    s.swarm.fetched(0.1, first.source, first.chunk, first.digest)
+    s.swarm.act(0.1)
+    assert [to for to, _ in s.sent(PullHello)] == [C.peer]
+
+
 @given(st.lists(st.integers(1, 4), min_size=1), st.integers())
 def test_a_pull_that_gathers_gets_everything_too(batches: list[int], seed: int) -> None:
     s, rng = Script(chunks=24), random.Random(seed)
@@ -354,6 +364,29 @@ def test_after_a_pause_of_our_own_news_come_first_and_nobody_was_silent() -> Non
     s.swarm.tick(s.now)
     states = {facts.source: facts.state for facts in s.swarm.facts()}
     assert states[A] is SourceState.ASKING
+
+
+def test_a_pause_of_our_own_makes_no_read_a_late_one() -> None:
+    s = Script(chunks=1)
+    [fetch] = s.start(A, B)
+    s.now = 10.0
+    s.swarm.tick(s.now)
+    assert s.events(TakeBack) == []
+    assert TakeBack(fetch.source, 0) in s.pass_time(1.0)
+
+
+def test_a_pause_of_our_own_makes_no_fellow_a_late_one() -> None:
+    s = Script()
+    s.candidates(candidate(A))
+    s.offer(A, others=(B,))
+    s.swarm.begin(s.now)
+    sharing = s.swarm._sharing
+    sharing._best = 1.0  # as if chunks had come before
+    s.now = 10.0
+    s.swarm.tick(s.now)
+    assert sharing._late == 0
+    s.pass_time(2 * CONFIG.late_after)
+    assert sharing._late > 0
 
 
 def test_what_comes_at_the_same_moment_is_no_sign_of_speed() -> None:

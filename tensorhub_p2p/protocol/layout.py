@@ -142,9 +142,8 @@ class Layout:
         else:
             root = self._by_name[spec.alias_of]
             offset = self.offsets[root] - self.tensors[root].offset + spec.offset
-        most = max(self.num_bytes, offset)
-        if most > MAX_BYTES:
-            raise LayoutMismatch(f"{most} bytes; at most {MAX_BYTES} are possible")
+        if self.num_bytes > MAX_BYTES:
+            raise LayoutMismatch(f"{self.num_bytes} bytes; at most {MAX_BYTES} are possible")
         self.offsets.append(offset)
 
     def __eq__(self, other: object) -> bool:

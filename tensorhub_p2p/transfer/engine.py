@@ -347,7 +347,7 @@ class ShardPull:
         if isinstance(item, Landed):
             self._count(item)
             self.moved_at = now
-            swarm.fetched(item.at, item.source, item.chunk, item.digest)
+            swarm.fetched(now, item.source, item.chunk, item.digest)
         elif isinstance(item, ReadFault):
             self._retried += 1
             swarm.failed(now, item.source, item.chunk, item.fault, item.why)

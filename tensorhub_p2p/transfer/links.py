@@ -79,8 +79,6 @@ class Landed:
     num_bytes: int
     seconds: float
     hashing: float
-    at: float
-    """When; on `time.monotonic`."""
     transport: str = ""
 
 
@@ -545,7 +543,7 @@ class Link:
             if self._streams is not None:
                 self._streams.landed(now, length)
             self._readers.report(
-                Landed(self.source, chunk, digest, length, seconds, hasher.seconds, now, transport)
+                Landed(self.source, chunk, digest, length, seconds, hasher.seconds, transport)
             )
             self._grow()
         else:

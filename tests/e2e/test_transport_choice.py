@@ -11,7 +11,7 @@ from steps import blank, fill, wrong
 
 import tensorhub_p2p as th
 from tensorhub_p2p.transfer.transports.base import CannotReach
-from tensorhub_p2p.transfer.transports.cma import CmaReader
+from tensorhub_p2p.transfer.transports.cma import CmaReader, CmaTransport
 
 SIZE = 6 << 20
 
@@ -70,6 +70,18 @@ def test_a_transport_that_fails_in_the_middle_gives_way_with_a_warning(
     rollout.unregister()
     rollout.register(blank(2, SIZE))
     assert used(rollout.replicate(1, timeout=20)) == {"tcp"}  # it isn't tried again at once
+
+
+def test_a_transport_that_is_named_and_cannot_work_is_warned_of(
+    peer: Callable[..., th.Peer],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CmaTransport, "unavailable", lambda _self: "seccomp forbids it")
+    peer(transports=["cma", "tcp"])
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "cma" in told
+    assert "seccomp forbids it; tcp may be" in told
 
 
 @pytest.mark.parametrize("transport", ["nixl", "ucx"])

@@ -86,10 +86,9 @@ class Sharing:
         self._judge(now, springs)
         return [needed & ~fresh | left for left in self._left[: self._late + 1]]
 
-    def postpone(self, late: float) -> None:
-        """For so long nobody can be blamed for anything."""
-        if self._since is not None:
-            self._since += late
+    def begin_anew(self) -> None:
+        """The present stretch is worth nothing: we did not run meanwhile."""
+        self._since = None
 
     def next_wakeup(self) -> float | None:
         """When it shows whether fellows are late."""

@@ -366,7 +366,7 @@ class Swarm:
             if source.state is SourceState.ASKING:
                 source.since += late
             source.postpone(late)
-        self._sharing.postpone(late)
+        self._sharing.begin_anew()
         self._drought.postpone(late)
         self._crossing.woke(now, late)
 

@@ -336,26 +336,17 @@ class CmaReader(Reader):
     def _read_run(
         self, there: int, here: int, length: int, deadline: float, hasher: Hasher
     ) -> None:
-        """Read and hash memory that is in one piece on both sides.
-
-        Steps are so many, and other threads wait for the GIL, that each does as little as it can.
-        """
+        """Read and hash memory that is in one piece on both sides."""
         local = self._local_seal + array("Q", [here, 0])
         remote = self._remote_seal + array("Q", [there, 0])
-        vectors = (self._endpoint.pid, address_of(local), 2, address_of(remote), 2, 0)
-        read, now, take, seal = _libc.process_vm_readv, time.monotonic, hasher.update, self._seal
         end = here + length
         while here < end:
-            if self._closed or now() > deadline:
-                self._go_on(deadline)
-            local[2], remote[2] = here, there
-            local[3] = remote[3] = step = min(STEP_BYTES, end - here)
-            moved = read(*vectors) - SEAL_BYTES
-            if moved != step or seal.raw != self._expected:  # once more, to see what it is
-                moved = self._sealed_read(local, remote)
-            take(view(here, moved))
-            here += moved
-            there += moved
+            self._go_on(deadline)
+            local[3] = remote[3] = min(STEP_BYTES, end - here)
+            moved = self._sealed_read(local, remote)
+            hasher.update(view(here, moved))
+            here = local[2] = here + moved
+            remote[2] += moved
 
     def _read_small(
         self, start: int, length: int, into: Region, deadline: float, hasher: Hasher

@@ -99,22 +99,10 @@ class TcpReader(Reader):
 
     def _take(self, start: int, end: int, into: Region, deadline: float, hasher: Hasher) -> None:
         """Receive [start, end) step by step."""
-        iov = into.pieces(start, end - start)
-        if len(iov) == 2:
-            self._take_piece(view(iov[0], iov[1]), deadline, hasher)
-            return
         while start < end:
             step = min(STEP_BYTES, end - start)
             self._step(into.pieces(start, step), step, deadline, hasher)
             start += step
-            self._ask([])
-
-    def _take_piece(self, piece: memoryview, deadline: float, hasher: Hasher) -> None:
-        """The same into memory in one piece."""
-        for at in range(0, len(piece), STEP_BYTES):
-            step = piece[at : at + STEP_BYTES]
-            self._fill(step, deadline)
-            hasher.update(step)
             self._ask([])
 
     def _step(self, iov: array[int], length: int, deadline: float, hasher: Hasher) -> None:
