@@ -23,6 +23,7 @@ from tensorhub_p2p.config import Config
 from tensorhub_p2p.errors import StateError, TensorHubError
 from tensorhub_p2p.protocol.abroad.abroad import Abroad
 from tensorhub_p2p.protocol.abroad.retained import Retained
+from tensorhub_p2p.protocol.abroad.zone_liveness import ZoneLiveness
 from tensorhub_p2p.protocol.directory.admission import admit
 from tensorhub_p2p.protocol.directory.directory import Directory, OwnersDiffer
 from tensorhub_p2p.protocol.directory.pending import PendingRecords
@@ -88,7 +89,6 @@ from tensorhub_p2p.protocol.shards.verbs import (
     PullMessage,
     VerbId,
 )
-from tensorhub_p2p.protocol.zone_liveness import ZoneLiveness
 from tensorhub_p2p.protocol.zones.zones import Zones
 
 FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, SlotAnswer, KeepAsk)
