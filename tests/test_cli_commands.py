@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tensorhub_p2p.cli import checkpoints
+from tensorhub_p2p.transfer import native_loops
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -118,3 +119,5 @@ def test_the_doctor_pulls_over_every_transport() -> None:
     works = {t["transport"]: t["works"] for t in report["transports"]}
     assert works["tcp"] is True
     assert set(works) == {"cma", "nixl", "ucx", "tcp"}
+    assert report["machine"]["native_loops"] == (native_loops.why_not or "built")
+    assert any("C compiler" in line for line in report["advice"]) == bool(native_loops.why_not)

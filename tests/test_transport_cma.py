@@ -14,7 +14,7 @@ import pytest
 from holder_process import Holder, arrays, blank, blank_in_one_piece
 
 from tensorhub_p2p.protocol.chunks import ChunkSet
-from tensorhub_p2p.transfer.digest import ChunkHasher, digest
+from tensorhub_p2p.transfer.digest import digest, timed_hasher
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
 from tensorhub_p2p.transfer.transports import cma
@@ -48,7 +48,7 @@ def soon() -> float:
 def read_all(reader: Reader, into: Region) -> list[bytes]:
     digests = []
     for chunk in range(into.layout.num_chunks):
-        hasher = ChunkHasher()
+        hasher = timed_hasher()
         reader.read(*into.layout.chunk_range(chunk), into, soon(), hasher)
         digests.append(hasher.digest())
     return digests
@@ -63,6 +63,7 @@ def transport() -> Iterator[CmaTransport]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("loops")
 def test_every_byte_of_another_process_arrives_and_is_hashed(
     shape: str, transport: CmaTransport
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_process_whose_gil_is_held_goes_on_being_read(transport: CmaTransport)
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("loops")
 def test_a_killed_process_is_gone(transport: CmaTransport) -> None:
     with Holder("cma", [MiB]) as holder:
         reader = transport.connect(holder.endpoint, soon())
@@ -136,6 +138,7 @@ def test_a_killed_process_is_gone(transport: CmaTransport) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("loops")
 def test_a_withdrawn_export_is_refused_and_a_closed_peer_is_gone(transport: CmaTransport) -> None:
     with Holder("cma", [MiB]) as holder:
         reader = transport.connect(holder.endpoint, soon())
@@ -153,6 +156,7 @@ def test_a_withdrawn_export_is_refused_and_a_closed_peer_is_gone(transport: CmaT
             read_all(reader, Region.of(blank([MiB])))
 
 
+@pytest.mark.usefixtures("loops")
 def test_a_later_export_in_the_same_place_is_not_taken_for_the_earlier(
     transport: CmaTransport,
 ) -> None:
@@ -180,6 +184,7 @@ def test_a_process_that_took_over_the_pid_is_not_read(transport: CmaTransport) -
             transport.connect(msgspec.msgpack.encode(nowhere), soon())
 
 
+@pytest.mark.usefixtures("loops")
 def test_memory_that_is_gone_is_an_error_and_not_zeroes(transport: CmaTransport) -> None:
     region = Region.of(arrays([2 * MiB], 1))
     endpoint = transport.export(region, ChunkSet.full(2))
@@ -231,6 +236,7 @@ def test_a_table_that_changed_while_it_was_read_is_refused(transport: CmaTranspo
 
 @pytest.mark.processes
 @pytest.mark.parametrize("sizes", [[6 * MiB], [3000] * 2000], ids=["large", "small"])
+@pytest.mark.usefixtures("loops")
 def test_memory_that_its_owner_unmapped_is_an_error_of_the_read(
     sizes: list[int], transport: CmaTransport
 ) -> None:
@@ -279,19 +285,20 @@ def test_a_refused_permission_means_another_way_and_says_why(
     assert "seccomp" in (CmaTransport().unavailable() or "")
 
 
+@pytest.mark.usefixtures("loops")
 def test_a_passed_deadline_and_a_closed_reader_end_the_read(transport: CmaTransport) -> None:
     region = Region.of(arrays([MiB], 1))
     reader = transport.connect(transport.export(region, ChunkSet.full(1)), soon())
     into = Region.of(blank([MiB]))
     with pytest.raises(SourceSilent, match="deadline"):
-        reader.read(0, MiB, into, time.monotonic() - 1, ChunkHasher())
+        reader.read(0, MiB, into, time.monotonic() - 1, timed_hasher())
     reader.close()
     with pytest.raises(SourceGone, match="closed"):
-        reader.read(0, MiB, into, soon(), ChunkHasher())
+        reader.read(0, MiB, into, soon(), timed_hasher())
 
 
 def test_memory_of_another_layout_is_not_written(transport: CmaTransport) -> None:
     region = Region.of(arrays([MiB], 1))
     reader = transport.connect(transport.export(region, ChunkSet.full(1)), soon())
     with pytest.raises(ValueError, match="layout"):
-        reader.read(0, 10, Region.of(blank([10])), soon(), ChunkHasher())
+        reader.read(0, 10, Region.of(blank([10])), soon(), timed_hasher())

@@ -18,7 +18,7 @@ from tensorhub_p2p.config import TcpConfig
 from tensorhub_p2p.errors import JoinError
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.transfer.credentials import Credentials
-from tensorhub_p2p.transfer.digest import ChunkHasher, digest
+from tensorhub_p2p.transfer.digest import digest, timed_hasher
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
 from tensorhub_p2p.transfer.transports import tcp_wire
@@ -61,7 +61,7 @@ def read_chunks(reader: Reader, into: Region, chunks: Iterable[int]) -> list[byt
     """Returns their digests."""
     digests = []
     for chunk in chunks:
-        hasher = ChunkHasher()
+        hasher = timed_hasher()
         reader.read(*into.layout.chunk_range(chunk), into, soon(), hasher)
         digests.append(hasher.digest())
     return digests
@@ -143,6 +143,7 @@ def until_closed(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("loops")
 def test_every_byte_arrives_and_is_hashed(shape: str, secret: str) -> None:
     sizes = SHAPES[shape]
     with Pair(sizes, SECRETS[secret]) as pair:
@@ -176,6 +177,7 @@ def test_another_process_is_read_by_several_streams_at_once(secret: str) -> None
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("loops")
 def test_a_holder_whose_gil_is_held_goes_on_sending_all_that_was_asked_for() -> None:
     sizes = [24 * MiB]  # more than the sockets' buffers take
     puller = TcpTransport(silence=WAIT)
@@ -186,7 +188,7 @@ def test_a_holder_whose_gil_is_held_goes_on_sending_all_that_was_asked_for() -> 
         chunks = list(range(into.layout.num_chunks))
         ask_ahead(reader, into, chunks[1:])
         began = time.monotonic()
-        reader.read(*into.layout.chunk_range(0), into, soon(), ChunkHasher())
+        reader.read(*into.layout.chunk_range(0), into, soon(), timed_hasher())
         # By now its thread is in the system call that sends the rest, or will never be.
         holder.tell(("hold the GIL", 3.0))
         read_chunks(reader, into, chunks[1:])
@@ -213,6 +215,7 @@ def ask_ahead(reader: Reader, into: Region, chunks: list[int]) -> None:
 
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("shape", ["one flat tensor", "thousands of small ones"])
+@pytest.mark.usefixtures("loops")
 def test_ranges_that_are_asked_for_ahead_come_in_their_order(shape: str, secret: str) -> None:
     sizes = SHAPES[shape] * 2
     with Pair(sizes, SECRETS[secret]) as pair:
@@ -257,6 +260,7 @@ def test_the_next_range_is_on_its_way_before_the_present_one_has_come() -> None:
 
 
 @pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.usefixtures("loops")
 def test_a_refusal_among_ranges_asked_for_ahead_costs_only_its_own(secret: str) -> None:
     sizes = [4 * MiB]
     with Pair(sizes, SECRETS[secret]) as pair:
@@ -269,7 +273,7 @@ def test_a_refusal_among_ranges_asked_for_ahead_costs_only_its_own(secret: str) 
         for chunk in range(4):
             expected = pytest.raises(SourceWithdrew) if chunk == 1 else nullcontext()
             with expected:
-                reader.read(*into.layout.chunk_range(chunk), into, soon(), ChunkHasher())
+                reader.read(*into.layout.chunk_range(chunk), into, soon(), timed_hasher())
         got, due = target["t0"], pair.expected["t0"]
         for chunk in (0, 2, 3):
             part = slice(chunk * size, (chunk + 1) * size)
@@ -288,6 +292,7 @@ def test_what_was_asked_for_must_be_read_next() -> None:
 
 
 @pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.usefixtures("loops")
 def test_drain_cuts_off_all_that_was_asked_for_ahead(secret: str) -> None:
     sizes = [32 * MiB]
     with Pair(sizes, SECRETS[secret]) as pair:
@@ -331,12 +336,12 @@ def test_chunks_are_served_from_the_moment_that_they_are_allowed() -> None:
         into = Region.of(blank([3 * MiB]))
         size = into.layout.chunk_bytes
         reader = pair.connect()
-        reader.read(0, size, into, soon(), ChunkHasher())
+        reader.read(0, size, into, soon(), timed_hasher())
         for start, length in ((size, size), (0, size + 1), (size - 1, 2)):
             with pytest.raises(SourceWithdrew, match="doesn't hold all"):
-                reader.read(start, length, into, soon(), ChunkHasher())
+                reader.read(start, length, into, soon(), timed_hasher())
         pair.allowed.add(1)
-        reader.read(size, size, into, soon(), ChunkHasher())
+        reader.read(size, size, into, soon(), timed_hasher())
 
 
 def test_a_range_beyond_the_end_is_refused() -> None:
@@ -401,6 +406,7 @@ def test_drain_with_no_read_under_way_returns_at_once() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.usefixtures("loops")
 def test_a_source_that_is_killed_is_gone_and_cannot_be_reached_again(secret: str) -> None:
     puller = TcpTransport(credentials=credentials(SECRETS[secret]))
     with Holder("tcp", [MiB], secret=SECRETS[secret]) as holder:
@@ -430,6 +436,7 @@ def test_a_source_that_is_stopped_is_silent_after_the_silence_and_no_sooner(secr
 
 @pytest.mark.parametrize("after", [0, 1000])
 @pytest.mark.parametrize("sizes", [[3 * MiB], [4096] * 768])
+@pytest.mark.usefixtures("loops")
 def test_a_source_that_falls_silent_within_a_chunk_is_noticed(after: int, sizes: list[int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         puller = TcpTransport(silence=0.2)
@@ -491,9 +498,10 @@ def test_a_passed_deadline_ends_the_read_before_it_asks() -> None:
     with Pair([1000]) as pair:
         reader = pair.connect()
         with pytest.raises(SourceSilent, match="deadline"):
-            reader.read(0, 10, Region.of(blank([1000])), time.monotonic() - 1, ChunkHasher())
+            reader.read(0, 10, Region.of(blank([1000])), time.monotonic() - 1, timed_hasher())
 
 
+@pytest.mark.usefixtures("loops")
 def test_closing_a_reader_ends_a_read_that_waits() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         puller = TcpTransport(silence=60)

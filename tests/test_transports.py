@@ -20,7 +20,7 @@ from holder_process import Holder, arrays, blank, make_transport
 
 from tensorhub_p2p.config import TRANSPORTS
 from tensorhub_p2p.protocol.chunks import ChunkSet
-from tensorhub_p2p.transfer.digest import ChunkHasher, digest
+from tensorhub_p2p.transfer.digest import ChunkHasher, digest, timed_hasher
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
 from tensorhub_p2p.transfer.transports.base import (
@@ -94,7 +94,7 @@ def into() -> Region:
 def read_all(reader: Reader, into: Region) -> list[bytes]:
     digests = []
     for chunk in range(into.layout.num_chunks):
-        hasher = ChunkHasher()
+        hasher = timed_hasher()
         reader.read(*into.layout.chunk_range(chunk), into, soon(), hasher)
         digests.append(hasher.digest())
     return digests
@@ -127,10 +127,10 @@ def test_any_range_can_be_read_in_any_order(
     draw.shuffle(ranges)
     reader = transport.connect(holder.endpoint, soon())
     for start, end in ranges:
-        hasher = ChunkHasher()
+        hasher = timed_hasher()
         reader.read(start, end - start, into, soon(), hasher)
         assert hasher.digest() == ChunkHasher(expected[start:end]).digest()
-    whole = ChunkHasher()
+    whole = timed_hasher()
     reader.read(0, size, into, soon(), whole)
     assert whole.digest() == ChunkHasher(expected).digest()
     reader.close()
@@ -140,15 +140,15 @@ def test_what_was_withdrawn_is_not_read_any_more(
     transport: Transport, holder: Holder, into: Region
 ) -> None:
     reader = transport.connect(holder.endpoint, soon())
-    reader.read(0, 5, into, soon(), ChunkHasher())
+    reader.read(0, 5, into, soon(), timed_hasher())
     withdrawn = holder.endpoint
     holder.tell("withdraw")
     with pytest.raises(SourceWithdrew):
-        reader.read(0, 5, into, soon(), ChunkHasher())
+        reader.read(0, 5, into, soon(), timed_hasher())
     reader.close()
     holder.export_again()
     with pytest.raises((SourceWithdrew, CannotReach)):
-        transport.connect(withdrawn, soon()).read(0, 5, into, soon(), ChunkHasher())
+        transport.connect(withdrawn, soon()).read(0, 5, into, soon(), timed_hasher())
     read_all(transport.connect(holder.endpoint, soon()), into)
 
 
@@ -158,7 +158,7 @@ def test_what_was_drained_is_served_no_more_and_its_memory_again_later(
     reader = transport.connect(holder.endpoint, soon())
     holder.tell(("drain", 1.0))
     with pytest.raises(ReadFailed):
-        reader.read(0, 5, into, soon(), ChunkHasher())
+        reader.read(0, 5, into, soon(), timed_hasher())
     reader.close()
     read_all(transport.connect(holder.export_again(), soon()), into)
 
@@ -174,10 +174,10 @@ def test_a_source_that_was_killed_ends_reads_in_time(
     transport: Transport, doomed: Holder, into: Region
 ) -> None:
     reader = transport.connect(doomed.endpoint, soon())
-    reader.read(0, 5, into, soon(), ChunkHasher())
+    reader.read(0, 5, into, soon(), timed_hasher())
     doomed.kill()
     with pytest.raises(ReadFailed):
-        reader.read(0, into.layout.num_bytes, into, soon(5), ChunkHasher())
+        reader.read(0, into.layout.num_bytes, into, soon(5), timed_hasher())
     reader.close()
     with pytest.raises(ReadFailed):
         transport.connect(doomed.endpoint, soon(3))
@@ -188,11 +188,11 @@ def test_a_source_that_dies_takes_no_other_read_with_it(
 ) -> None:
     there = transport.connect(holder.endpoint, soon())
     reader = transport.connect(doomed.endpoint, soon())
-    there.read(0, 5, into, soon(), ChunkHasher())
-    reader.read(0, 5, into, soon(), ChunkHasher())
+    there.read(0, 5, into, soon(), timed_hasher())
+    reader.read(0, 5, into, soon(), timed_hasher())
     doomed.kill()
     with pytest.raises(ReadFailed):
-        reader.read(0, 5, into, soon(5), ChunkHasher())
+        reader.read(0, 5, into, soon(5), timed_hasher())
     reader.close()
     read_all(there, into)
     there.close()
@@ -203,14 +203,14 @@ def test_a_stopped_source_is_silent_or_not_even_needed(
     name: str, transport: Transport, holder: Holder, into: Region
 ) -> None:
     reader = transport.connect(holder.endpoint, soon())
-    reader.read(0, 5, into, soon(), ChunkHasher())
+    reader.read(0, 5, into, soon(), timed_hasher())
     holder.signal(signal.SIGSTOP)
     began = time.monotonic()
     if name in ONE_SIDED:
         read_all(reader, into)
     else:
         with pytest.raises(SourceSilent):
-            reader.read(0, into.layout.num_bytes, into, soon(0.5), ChunkHasher())
+            reader.read(0, into.layout.num_bytes, into, soon(0.5), timed_hasher())
     assert time.monotonic() - began < 5
     reader.close()
     holder.signal(signal.SIGCONT)
@@ -236,7 +236,7 @@ def test_memory_that_was_unmapped_under_the_source_never_crashes_the_reader(
     reader = transport.connect(doomed.endpoint, soon())
     doomed.tell("unmap")
     with pytest.raises(ReadFailed):
-        reader.read(0, into.layout.num_bytes, into, soon(5), ChunkHasher())
+        reader.read(0, into.layout.num_bytes, into, soon(5), timed_hasher())
     reader.close()
 
 
@@ -244,7 +244,7 @@ def test_a_reader_that_is_closed_ends_its_read(
     name: str, transport: Transport, holder: Holder, into: Region
 ) -> None:
     reader = transport.connect(holder.endpoint, soon())
-    reader.read(0, 5, into, soon(), ChunkHasher())
+    reader.read(0, 5, into, soon(), timed_hasher())
     if name not in ONE_SIDED:
         holder.signal(signal.SIGSTOP)
     ended: list[BaseException] = []
@@ -252,7 +252,7 @@ def test_a_reader_that_is_closed_ends_its_read(
     def read() -> None:
         try:
             while True:
-                reader.read(0, into.layout.num_bytes, into, soon(), ChunkHasher())
+                reader.read(0, into.layout.num_bytes, into, soon(), timed_hasher())
         except BaseException as error:  # noqa: BLE001  the test looks at it
             ended.append(error)
 
@@ -263,7 +263,7 @@ def test_a_reader_that_is_closed_ends_its_read(
     assert not thread.is_alive()
     assert isinstance(ended[0], SourceGone)
     with pytest.raises(SourceGone):
-        reader.read(0, 5, into, soon(), ChunkHasher())
+        reader.read(0, 5, into, soon(), timed_hasher())
 
 
 def test_several_threads_read_one_export_side_by_side(
@@ -314,12 +314,12 @@ def test_versions_in_a_row_leave_nothing_behind(
 
 def test_what_is_closed_serves_no_more(transport: Transport, doomed: Holder, into: Region) -> None:
     reader = transport.connect(doomed.endpoint, soon())
-    reader.read(0, 5, into, soon(), ChunkHasher())
+    reader.read(0, 5, into, soon(), timed_hasher())
     doomed.tell("close")
 
     def read() -> None:  # what the old reader has already, it may give
-        reader.read(0, 5, into, soon(5), ChunkHasher())
-        transport.connect(doomed.endpoint, soon(3)).read(0, 5, into, soon(5), ChunkHasher())
+        reader.read(0, 5, into, soon(5), timed_hasher())
+        transport.connect(doomed.endpoint, soon(3)).read(0, 5, into, soon(5), timed_hasher())
 
     with pytest.raises(ReadFailed):
         read()

@@ -27,7 +27,7 @@ from rich.table import Table
 import tensorhub_p2p as th
 from tensorhub_p2p.cli import joining
 from tensorhub_p2p.config import TRANSPORTS
-from tensorhub_p2p.transfer import huge_pages
+from tensorhub_p2p.transfer import huge_pages, native_loops
 from tensorhub_p2p.transfer.transports.base import Transport
 from tensorhub_p2p.transfer.transports.cma import CmaTransport
 from tensorhub_p2p.transfer.transports.nixl import NixlTransport
@@ -170,6 +170,7 @@ def _machine() -> dict[str, object]:
         "rdma_devices": rdma_devices(),
         "ptrace_scope": _first_line("/proc/sys/kernel/yama/ptrace_scope"),
         "huge_pages": huge_pages.unavailable() or "asked for behind large tensors",
+        "native_loops": native_loops.why_not or "built",
         "locked_memory_bytes": _locked_memory(),
         "shm_bytes": _size_of("/dev/shm"),
     }
@@ -210,6 +211,11 @@ def _advice(machine: dict[str, object], findings: list[Finding]) -> Iterator[str
         yield (
             "huge pages are off, which makes reads of large tensors slower: write madvise to "
             "/sys/kernel/mm/transparent_hugepage/enabled"
+        )
+    if machine["native_loops"] != "built":
+        yield (
+            "what is read over cma and tcp is hashed by loops in Python, which are slower: install "
+            "a C compiler and then this package again"
         )
     if machine["rdma_devices"]:
         if not (works["nixl"] or works["ucx"]):

@@ -30,6 +30,7 @@ import xxhash
 from tensorhub_p2p.errors import StateError
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.transfer.memory import Region, view
+from tensorhub_p2p.transfer.native_loops import NativeHasher, native_hasher
 from tensorhub_p2p.transfer.scratch import Scratch, are_small
 
 DIGEST_BYTES = 16
@@ -44,7 +45,7 @@ class Hasher(Protocol):
 
 
 class TimedHasher:
-    """A chunk's digest, and the seconds that taking it cost."""
+    """A chunk's digest, and the seconds that taking it cost, where there are no native loops."""
 
     __slots__ = ("_hasher", "seconds")
 
@@ -68,9 +69,14 @@ class TimedHasher:
         return self._hasher.digest()
 
 
+def timed_hasher() -> NativeHasher | TimedHasher:
+    """What a pull reads with: it has `digest()`, and `seconds`, what taking it cost."""
+    return native_hasher() or TimedHasher()
+
+
 def update_pieces(hasher: Hasher, iov: array[int]) -> None:
     """Feed memory to the hasher, piece by piece: address, length, address, length …"""
-    if isinstance(hasher, TimedHasher):
+    if isinstance(hasher, NativeHasher | TimedHasher):
         hasher.update_pieces(iov)
         return
     feed = hasher.update

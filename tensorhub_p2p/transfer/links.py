@@ -28,7 +28,7 @@ from tensorhub_p2p.config import PullConfig
 from tensorhub_p2p.protocol.messages import Endpoint
 from tensorhub_p2p.protocol.pulls.sources import Fault, SourceId
 from tensorhub_p2p.transfer.choosing import Choices
-from tensorhub_p2p.transfer.digest import TimedHasher
+from tensorhub_p2p.transfer.digest import timed_hasher
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.streams import StreamCount
 from tensorhub_p2p.transfer.transports.base import (
@@ -525,7 +525,7 @@ class Link:
         config = self._readers.config
         longest = config.source_timeout + length / config.slowest_rate
         deadline = min(self._readers.deadline, began + longest)
-        hasher = TimedHasher()
+        hasher = timed_hasher()
         with self._changed:
             if self._closed:
                 raise SourceGone("the link is closed")

@@ -14,9 +14,10 @@ between the two vectors shows in the digest. `connect` reads the table the same 
 endpoint stays small however many tensors there are. The endpoint has the table's digest: one
 that was read before is not read again, as the next version lies where this one does.
 
-How it reads. Half a megabyte at a time, which is hashed while it is in the processor's cache.
-Where both sides are large pieces, straight from one into the other. Where they are small
-ones, through spans (spans.py), a hundred tensors in one call.
+How it reads. A little at a time, which is hashed while it is in the processor's cache. Where
+both sides are large pieces, straight from one into the other, without the GIL
+(native_loops.py). Where they are small ones, through spans (spans.py), a hundred tensors in one
+call.
 
 Permission. The same user, and where Yama restricts ptrace, PR_SET_PTRACER by the
 source. A refusal is a CannotReach that says what the machine's settings are.
@@ -45,6 +46,7 @@ from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.layout import MAX_BYTES, MAX_TENSORS
 from tensorhub_p2p.transfer.digest import Hasher, update_pieces
 from tensorhub_p2p.transfer.memory import IOV_MAX, Extents, Region, address_of, view
+from tensorhub_p2p.transfer.native_loops import READ_BYTES, NativeHasher, Source
 from tensorhub_p2p.transfer.scratch import STEP_BYTES, are_small
 from tensorhub_p2p.transfer.spans import MAX_GAP, Spans
 from tensorhub_p2p.transfer.transports.base import (
@@ -290,6 +292,9 @@ class CmaReader(Reader):
         self._seal = (ctypes.c_char * SEAL_BYTES)()
         self._local_seal = array("Q", [ctypes.addressof(self._seal), SEAL_BYTES])
         self._remote_seal = array("Q", [endpoint.seal, SEAL_BYTES])
+        self._source = Source(
+            endpoint.pid, tuple(self._local_seal), tuple(self._remote_seal), self._expected
+        )
         self._sink = (ctypes.c_char * (MAX_GAP + 1))()
         self._closed = False
         self._sealed_read(self._local_seal, self._remote_seal)
@@ -337,6 +342,9 @@ class CmaReader(Reader):
         self, there: int, here: int, length: int, deadline: float, hasher: Hasher
     ) -> None:
         """Read and hash memory that is in one piece on both sides."""
+        if isinstance(hasher, NativeHasher):
+            done = self._read_natively(there, here, length, deadline, hasher)
+            there, here, length = there + done, here + done, length - done
         local = self._local_seal + array("Q", [here, 0])
         remote = self._remote_seal + array("Q", [there, 0])
         end = here + length
@@ -347,6 +355,18 @@ class CmaReader(Reader):
             hasher.update(view(here, moved))
             here = local[2] = here + moved
             remote[2] += moved
+
+    def _read_natively(
+        self, there: int, here: int, length: int, deadline: float, hasher: NativeHasher
+    ) -> int:
+        """As much of it as goes well; returns the bytes."""
+        done, moved = 0, -1
+        while moved and done < length:
+            self._go_on(deadline)
+            step = min(READ_BYTES, length - done)
+            moved = hasher.read_process(self._source, here + done, there + done, step)
+            done += moved
+        return done
 
     def _read_small(
         self, start: int, length: int, into: Region, deadline: float, hasher: Hasher

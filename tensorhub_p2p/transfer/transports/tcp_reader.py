@@ -6,7 +6,8 @@ It trusts the other end with nothing but the bytes, which the digest judges.
 Theory. A range is asked for before the one in front of it has arrived (`Reader.ahead` names it),
 so that the holder always has something to send and hears of much at a time. Bytes are received
 straight into the tensors in steps that fit the processor's cache, and hashed while they are
-there, a system call for a step (MSG_WAITALL). Tiny tensors go through a scratch buffer.
+there, a system call for a step (MSG_WAITALL); without the GIL (native_loops.py), but for TLS,
+which is Python's. Tiny tensors go through a scratch buffer.
 
 Who waits for whom. A stream that brings no byte for `silence` seconds is given up. A holder that
 refuses a range says so in that range's place; what was asked for behind it still comes.
@@ -18,6 +19,7 @@ never waits.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -28,6 +30,7 @@ from collections.abc import Iterator
 
 from tensorhub_p2p.transfer.digest import Hasher
 from tensorhub_p2p.transfer.memory import Region, view
+from tensorhub_p2p.transfer.native_loops import THE_END, NativeHasher
 from tensorhub_p2p.transfer.scratch import STEP_BYTES, Scratch, are_small
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
@@ -50,6 +53,8 @@ from tensorhub_p2p.transfer.transports.tcp_wire import (
 
 MAX_ASKED = 256
 """Ranges asked for and not yet read."""
+RECEIVE_BYTES = 1 << 20
+"""What is received before more is asked for."""
 
 
 class TcpReader(Reader):
@@ -100,24 +105,47 @@ class TcpReader(Reader):
     def _take(self, start: int, end: int, into: Region, deadline: float, hasher: Hasher) -> None:
         """Receive [start, end) step by step."""
         while start < end:
-            step = min(STEP_BYTES, end - start)
-            self._step(into.pieces(start, step), step, deadline, hasher)
+            step = min(RECEIVE_BYTES, end - start)
+            iov = into.pieces(start, step)
+            if are_small(iov, step):
+                step = min(STEP_BYTES, step)
+                self._take_small(into.pieces(start, step), step, deadline, hasher)
+            else:
+                for i in range(0, len(iov), 2):
+                    self._take_piece(iov[i], iov[i + 1], deadline, hasher)
             start += step
             self._ask([])
 
-    def _step(self, iov: array[int], length: int, deadline: float, hasher: Hasher) -> None:
-        """Take the next `length` bytes into these pieces."""
-        if are_small(iov, length):
-            if self._scratch is None:
-                self._scratch = Scratch(STEP_BYTES)
-            self._fill(self._scratch.memory[:length], deadline)
-            hasher.update(self._scratch.memory[:length])
-            self._scratch.scatter(iov)
+    def _take_small(self, iov: array[int], length: int, deadline: float, hasher: Hasher) -> None:
+        """Take the next `length` bytes, which belong into many small pieces."""
+        if self._scratch is None:
+            self._scratch = Scratch(STEP_BYTES)
+        self._fill(self._scratch.memory[:length], deadline)
+        hasher.update(self._scratch.memory[:length])
+        self._scratch.scatter(iov)
+
+    def _take_piece(self, here: int, length: int, deadline: float, hasher: Hasher) -> None:
+        if isinstance(hasher, NativeHasher) and not self._tls:
+            self._take_natively(here, length, deadline, hasher)
             return
-        for i in range(0, len(iov), 2):
-            piece = view(iov[i], iov[i + 1])
-            self._fill(piece, deadline)
-            hasher.update(piece)
+        end = here + length
+        while here < end:
+            step = view(here, min(STEP_BYTES, end - here))
+            self._fill(step, deadline)
+            hasher.update(step)
+            here += len(step)
+
+    def _take_natively(self, here: int, length: int, deadline: float, hasher: NativeHasher) -> None:
+        end = here + length
+        while here < end:
+            got, why = hasher.receive(self._connection.fileno(), here, end - here)
+            here += got
+            if why == THE_END:
+                raise ConnectionError("closed in the middle of a message")
+            if why:
+                raise OSError(why, os.strerror(why))
+            if here < end:
+                self._limit(deadline)
 
     def _fill(self, target: memoryview, deadline: float | None = None) -> None:
         """Receive until the target is full."""
