@@ -214,8 +214,8 @@ def _advice(machine: dict[str, object], findings: list[Finding]) -> Iterator[str
         )
     if machine["native_loops"] != "built":
         yield (
-            "what is read over cma and tcp is hashed by loops in Python, which are slower: install "
-            "a C compiler and then this package again"
+            "what is read over cma and tcp is hashed by loops in Python, which are slower "
+            f"({machine['native_loops']}): install this package again where there is a C compiler"
         )
     if machine["rdma_devices"]:
         if not (works["nixl"] or works["ucx"]):
