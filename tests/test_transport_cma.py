@@ -7,6 +7,7 @@ import signal
 import time
 from array import array
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import numpy
@@ -17,6 +18,7 @@ from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.transfer.digest import digest, timed_hasher
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
+from tensorhub_p2p.transfer.spans import Spans, Vectors
 from tensorhub_p2p.transfer.transports import cma
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
@@ -104,6 +106,31 @@ def test_the_two_sides_may_be_scattered_differently(joined: str, transport: CmaT
     assert all(numpy.array_equal(target[name], expected[name]) for name in expected)
     scratch = Scratch()
     assert digests == [digest(source, c, scratch) for c in range(source.layout.num_chunks)]
+
+
+def test_small_tensors_are_cut_into_vectors_once_for_all_versions_in_the_same_place(
+    transport: CmaTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [640] * 3000
+    tensors, target = arrays(sizes, 1), blank(sizes)
+    source, into, cut = Region.of(tensors), Region.of(target), []
+    plain = Spans.vectors
+
+    def vectors(*arguments: Any) -> Vectors:
+        cut.append(arguments)
+        return plain(*arguments)
+
+    monkeypatch.setattr(Spans, "vectors", vectors)
+    counts = []
+    for seed in (1, 2, 3):
+        for name, content in arrays(sizes, seed).items():
+            tensors[name][:] = content
+        endpoint = transport.export(source, ChunkSet.full(source.layout.num_chunks))
+        read_all(transport.connect(endpoint, soon()), into)
+        transport.drain(endpoint, soon())
+        assert all(numpy.array_equal(target[name], tensors[name]) for name in tensors)
+        counts.append(len(cut))
+    assert counts[0] == counts[1] == counts[2] > 1
 
 
 @pytest.mark.processes

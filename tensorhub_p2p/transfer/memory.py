@@ -37,14 +37,14 @@ from tensorhub_p2p.transfer.watching import Watch
 IOV_MAX = 1024
 """Vectors that one system call takes (Linux)."""
 
-# All of the process's address space as one object: a slice of it is a view of the memory
-# there, for a tenth of what making a ctypes array for each piece costs.
-_SPACE = memoryview((ctypes.c_char * (1 << 62)).from_address(0)).cast("B")
+# For a tenth of what making a ctypes array for each piece costs.
+SPACE = memoryview((ctypes.c_char * (1 << 62)).from_address(0)).cast("B")
+"""All of the process's address space: a slice of it is a view of the memory there."""
 
 
 def view(address: int, length: int) -> memoryview:
     """Raw memory as a writable buffer. The caller keeps what lies there alive."""
-    return _SPACE[address : address + length]
+    return SPACE[address : address + length]
 
 
 class Extents:
@@ -127,6 +127,7 @@ class Region:
         "__weakref__",
         "_arranged",
         "_found",
+        "_read_only",
         "_roots",
         "_told",
         "_watch",
@@ -138,6 +139,8 @@ class Region:
         """`found[i]` is the memory of `layout.tensors[i]`. Use `Region.of` instead."""
         self.layout = layout
         self._found = found
+        self._read_only = next((f.spec.name for f in found if not f.writable), None)
+        """The name of a tensor that can't be written."""
         self._roots: list[tuple[int, int]] | None = None
         """(start in the range, index) of each block's root; None until somebody asks."""
         self._watch: Watch | None = None
@@ -256,12 +259,11 @@ class Region:
 
     def check_writable(self) -> None:
         """StateError, naming the tensor, if one lies in read-only memory (a mapped file)."""
-        for found in self._found:
-            if not found.writable:
-                raise StateError(
-                    f"tensor {found.spec.name!r} is read-only memory: it can be published, "
-                    "but not replicated into; register a copy"
-                )
+        if self._read_only is not None:
+            raise StateError(
+                f"tensor {self._read_only!r} is read-only memory: it can be published, "
+                "but not replicated into; register a copy"
+            )
 
 
 def _check_unmoved(found: Found) -> None:

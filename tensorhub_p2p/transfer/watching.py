@@ -5,37 +5,61 @@ anything changed; `Found.moved` says it of one.
 
 Why. Each `publish` and `replicate` asks this first, and twenty thousand tensors are megabytes
 of objects that left the processor's cache long ago: looking them up takes longer than their
-bytes take to be moved, unless it is done in the order in which they were made, and once.
+bytes take to be moved, unless it is done in the order in which they were made, with no Python
+between two of them. So each question is put to a few hundred at a time, which are in the cache
+when the next question is put to them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorhub_p2p.transfer.registering import Found
+
+BATCH = 256
+"""Tensors that are asked one question until they are asked the next one."""
+
+Questions = tuple[Callable[[Any], object], ...]
+
+
+class _Batch(NamedTuple):
+    """Tensors, what is asked of each of them, and what they answered at registration."""
+
+    tensors: list[Any]
+    questions: Questions
+    answers: tuple[list[object], ...]
 
 
 class Watch:
     """The tensors of one region, by what tells their address."""
 
     def __init__(self, found: list[Found]) -> None:
-        self._by_call: dict[
-            tuple[Callable[[Any], int], Callable[[Any], int], Callable[[Any], object]],
-            list[tuple[Any, int, int, object]],
-        ] = {}
-        """(tensor, its address, its size, its form), as they were, by what tells them."""
+        alike: dict[Questions, list[Found]] = {}
         for f in sorted(found, key=lambda f: id(f.tensor)):  # neighbours in memory, mostly
-            known = (f.tensor, f.footprint.address, f.size, f.form)
-            calls = (f.address_of, f.size_of, f.form_of)
-            self._by_call.setdefault(calls, []).append(known)
+            alike.setdefault(_questions(f), []).append(f)
+        self._batches = [
+            _batch(questions, members[first : first + BATCH])
+            for questions, members in alike.items()
+            for first in range(0, len(members), BATCH)
+        ]
 
     def unchanged(self) -> bool:
         """Nobody says anything else than at registration."""
-        for (address_of, size_of, form_of), known in self._by_call.items():
-            for tensor, address, size, form in known:
-                if size_of(tensor) != size or form_of(tensor) != form:
-                    return False
-                if size and address_of(tensor) != address:
-                    return False
-        return True
+        return all(
+            list(map(ask, tensors)) == known
+            for tensors, questions, answers in self._batches
+            for ask, known in zip(questions, answers, strict=True)
+        )
+
+
+def _questions(f: Found) -> Questions:
+    """The address first: what it looks up has the other answers, too. Empty ones have none."""
+    return (f.address_of, f.size_of, f.form_of) if f.size else (f.size_of, f.form_of)
+
+
+def _batch(questions: Questions, members: list[Found]) -> _Batch:
+    known: tuple[list[object], ...] = ([f.size for f in members], [f.form for f in members])
+    if len(questions) > len(known):
+        known = ([f.footprint.address for f in members], *known)
+    return _Batch([f.tensor for f in members], questions, known)

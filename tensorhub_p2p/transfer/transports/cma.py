@@ -17,7 +17,7 @@ that was read before is not read again, as the next version lies where this one 
 How it reads. A little at a time, which is hashed while it is in the processor's cache. Where
 both sides are large pieces, straight from one into the other, without the GIL
 (native_loops.py). Where they are small ones, through spans (spans.py), a hundred tensors in one
-call.
+call (steps.py).
 
 Permission. The same user, and where Yama restricts ptrace, PR_SET_PTRACER by the
 source. A refusal is a CannotReach that says what the machine's settings are.
@@ -45,10 +45,11 @@ from msgspec import Meta
 from tensorhub_p2p.protocol.chunks import ChunkSet
 from tensorhub_p2p.protocol.layout import MAX_BYTES, MAX_TENSORS
 from tensorhub_p2p.transfer.digest import Hasher, update_pieces
-from tensorhub_p2p.transfer.memory import IOV_MAX, Extents, Region, address_of, view
+from tensorhub_p2p.transfer.memory import Extents, Region, address_of, view
 from tensorhub_p2p.transfer.native_loops import READ_BYTES, NativeHasher, Source
 from tensorhub_p2p.transfer.scratch import STEP_BYTES, are_small
-from tensorhub_p2p.transfer.spans import MAX_GAP, Spans
+from tensorhub_p2p.transfer.spans import Spans
+from tensorhub_p2p.transfer.steps import Steps
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
     Reader,
@@ -62,8 +63,6 @@ from tensorhub_p2p.transfer.transports.base import (
 HALF_SEAL = 16
 SEAL_BYTES = 2 * HALF_SEAL
 
-SMALL_STEP_PIECES = (IOV_MAX - 1) // 3
-"""Small pieces of either side in one read, so that its vectors (spans.py) are not too many."""
 MAX_TABLES = 64
 MAX_TABLE_PIECES = 1 << 21
 """Tables of others' memory that a transport remembers, and pieces in all of them together."""
@@ -177,6 +176,7 @@ class _Tables:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tables: OrderedDict[bytes, _Table] = OrderedDict()
+        self.steps = Steps()
 
     def get(self, digest: bytes) -> _Table | None:
         with self._lock:
@@ -295,7 +295,7 @@ class CmaReader(Reader):
         self._source = Source(
             endpoint.pid, tuple(self._local_seal), tuple(self._remote_seal), self._expected
         )
-        self._sink = (ctypes.c_char * (MAX_GAP + 1))()
+        self._steps = tables.steps
         self._closed = False
         self._sealed_read(self._local_seal, self._remote_seal)
         self._table = tables.get(endpoint.table) or self._read_table(tables)
@@ -372,19 +372,13 @@ class CmaReader(Reader):
         self, start: int, length: int, into: Region, deadline: float, hasher: Hasher
     ) -> None:
         """The same where many small tensors are behind the range, on either side."""
-        spans, sink, end = self._table.spans, ctypes.addressof(self._sink), start + length
-        while start < end:
+        table = self._table
+        for vectors, pieces in self._steps.of(table.digest, table.spans, into, start, length):
             self._go_on(deadline)
-            step = spans.reach(start, min(STEP_BYTES, end - start), SMALL_STEP_PIECES)
-            pieces = into.pieces(start, step, SMALL_STEP_PIECES)
-            if len(pieces) == 2 * SMALL_STEP_PIECES:
-                step = sum(pieces[1::2])
-            vectors = spans.vectors(start, step, pieces, sink)
             local, remote = self._local_seal + vectors.local, self._remote_seal + vectors.remote
             if self._sealed_read(local, remote) != vectors.num_bytes:
                 raise self._freed()
             update_pieces(hasher, pieces)
-            start += step
 
     def _sealed_read(self, local: array[int], remote: array[int]) -> int:
         """Read some of `remote` into `local`, both of which begin with the seal.
