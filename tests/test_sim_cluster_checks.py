@@ -298,6 +298,19 @@ def test_a_higher_replica_answers_only_while_the_lower_one_is_not_seen_whole(cas
         facts.answer(rollout, higher, 2.0, 2.6)
 
 
+def test_a_call_that_was_decided_while_there_were_cuts_is_not_judged_later() -> None:
+    """A member that asks late is told what its group decided, whatever has become whole since."""
+    facts = Facts(checks.LowestStands)
+    lower, rollout = facts.handle(0, "t"), facts.handle(1, "r")
+    higher = Publication(0, 3, "u", Generation(1, 7))
+    facts.check.together_since = 2.0
+    facts.answer(rollout, higher, 1.0, 1.1)
+    facts.publish(lower, 3, 2.0, 2.1)
+    facts.answer(rollout, higher, 2.2, 2.3)
+    with pytest.raises(Violation, match="was whole all the time"):
+        facts.answer(rollout, higher, 2.4, 2.5, call=2)
+
+
 # --- what the directory holds ---
 
 

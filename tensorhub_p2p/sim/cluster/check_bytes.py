@@ -94,9 +94,11 @@ class LowestStands(ClusterCheck):
         assert fact.generation is not None
         key = (fact.handle.slot.group, fact.generation.generation, fact.call)
         asked, got = self._asking.began(fact), fact.publication
-        if key in self._answered or got.version in self._bad or asked < self.together_since:
+        if key in self._answered:
             return
-        self._answered.add(key)
+        self._answered.add(key)  # also of one that isn't judged: its call was decided, too
+        if got.version in self._bad or asked < self.together_since:
+            return
         leader = fact.generation.members[fact.generation.leader].peer
         for lower, shards in self._there.items():
             stands = lower.order == got.order and lower.replica < got.replica
