@@ -32,7 +32,7 @@ struct hasher {
 
 struct source {
     int64_t pid;
-    struct iovec seal_here, seal_there; /* of equal length: read in front of each step */
+    struct iovec seal_here, seal_there; /* of equal length */
     const void *expected;               /* what the seal must be */
 };
 
@@ -59,23 +59,30 @@ void hash_pieces(struct hasher *hasher, const struct iovec *pieces, size_t count
     hasher->nanoseconds += now() - began;
 }
 
-/* Read and hash another process's memory; returns the bytes. Fewer than `length`: the next one can't be read, or
- * the seal is another one by now; nothing that was read in that step is hashed. */
+/* Whether the source is still who it was and lets itself be read. A seal that was changed never comes back, so
+ * one that is found after a read held during all of it. */
+static int is_sealed(const struct source *source)
+{
+    ssize_t moved = process_vm_readv((pid_t)source->pid, &source->seal_here, 1, &source->seal_there, 1, 0);
+    return moved == (ssize_t)source->seal_here.iov_len &&
+           memcmp(source->seal_here.iov_base, source->expected, source->seal_here.iov_len) == 0;
+}
+
+/* Read and hash another process's memory; returns the bytes. Fewer than `length`: the next one can't be read; none:
+ * or the seal is another one by now, and what was hashed is of no use. */
 size_t read_process(struct hasher *hasher, const struct source *source, char *here, char *there, size_t length)
 {
-    const size_t sealed = source->seal_here.iov_len;
     size_t done = 0;
     while (done < length) {
         size_t step = length - done < STEP ? length - done : STEP;
-        struct iovec local[] = {source->seal_here, {here + done, step}};
-        struct iovec remote[] = {source->seal_there, {there + done, step}};
-        ssize_t moved = process_vm_readv((pid_t)source->pid, local, 2, remote, 2, 0);
-        if (moved <= (ssize_t)sealed || memcmp(source->seal_here.iov_base, source->expected, sealed) != 0)
+        struct iovec local = {here + done, step}, remote = {there + done, step};
+        ssize_t moved = process_vm_readv((pid_t)source->pid, &local, 1, &remote, 1, 0);
+        if (moved <= 0)
             break;
-        feed(hasher, here + done, (size_t)moved - sealed);
-        done += (size_t)moved - sealed;
+        feed(hasher, here + done, (size_t)moved);
+        done += (size_t)moved;
     }
-    return done;
+    return is_sealed(source) ? done : 0;
 }
 
 /* Receive and hash; returns the bytes. Fewer than `length`: `why` is what ended it, an errno, THE_END, or 0 where

@@ -119,7 +119,10 @@ class NativeHasher:
         call(self._hasher, address_of(iov), len(iov) // 2)
 
     def read_process(self, source: Source, here: int, there: int, length: int) -> int:
-        """Bring and feed that process's memory; returns the bytes that went well."""
+        """Bring and feed that process's memory; returns the bytes that went well.
+
+        The seal is looked at last; 0 if it is another one by now, whatever was fed.
+        """
         moved: int = self._loops.read_process(self._hasher, source, here, there, length)
         return moved
 

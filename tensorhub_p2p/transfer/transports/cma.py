@@ -6,13 +6,14 @@ GIL is held or the process is stopped.
 
 Theory. An endpoint names the machine (boot id, pid namespace, label), the process, and
 three addresses in it: a *seal* of 32 bytes and the table of the region's pieces. The seal
-is a number drawn by the process and one drawn for the export. Every read fetches the seal
-as its first vector, in the same call as the bytes: a process that took over the pid has
-another first half, so its memory is never taken for the source's; a withdrawn export has
-another second half (zero, then whatever uses the seal next). A withdrawal that comes
-between the two vectors shows in the digest. `connect` reads the table the same way, so the
-endpoint stays small however many tensors there are. The endpoint has the table's digest: one
-that was read before is not read again, as the next version lies where this one does.
+is a number drawn by the process and one drawn for the export. A process that took over the pid
+has another first half, so its memory is never taken for the source's; a withdrawn export has
+another second half (zero, then whatever uses the seal next). Neither ever becomes again what it
+was: a native loop reads some megabytes and then the seal, and what it finds held all the while.
+In Python each read fetches the seal as its first vector, in the same call as the bytes; a
+withdrawal that comes between the two shows in the digest. `connect` reads the table in that way,
+so the endpoint stays small however many tensors there are. The endpoint has the table's digest:
+one that was read before is not read again, as the next version lies where this one does.
 
 How it reads. A little at a time, which is hashed while it is in the processor's cache. Where
 both sides are large pieces, straight from one into the other, without the GIL
