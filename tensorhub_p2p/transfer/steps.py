@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -51,23 +51,23 @@ class Steps:
         self._sink = (ctypes.c_char * (MAX_GAP + 1))()
         """What lies between pieces goes there; nobody reads it."""
 
-    def of(
+    def known(self, table: bytes, into: Region, start: int, length: int) -> list[Step] | None:
+        """How [start, start + length) was read into the region before, if that is remembered."""
+        with self._lock:
+            return self._known.get(into, {}).get((table, start, length))
+
+    def cut(
         self, table: bytes, spans: Spans, into: Region, start: int, length: int
-    ) -> Iterable[Step]:
+    ) -> Iterator[Step]:
         """How to read [start, start + length) into the region; `table` is the digest of `spans`.
 
         They hold as long as this object and the region live. Whoever takes all of them has them
         remembered.
         """
         key = (table, start, length)
-        with self._lock:
-            steps = self._known.get(into, {}).get(key)
-        return self._made(key, spans, into) if steps is None else steps
-
-    def _made(self, key: _Key, spans: Spans, into: Region) -> Iterator[Step]:
         steps: list[Step] = []
         num_pieces = 0
-        for step in self._cut(spans, into, *key[1:]):
+        for step in self._cut(spans, into, start, length):
             num_pieces += len(step.pieces) // 2
             if num_pieces <= MAX_KNOWN_PIECES:
                 steps.append(step)

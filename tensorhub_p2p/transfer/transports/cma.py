@@ -35,7 +35,7 @@ import threading
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Annotated, NamedTuple, NoReturn
 
@@ -50,7 +50,7 @@ from tensorhub_p2p.transfer.memory import Extents, Region, address_of, view
 from tensorhub_p2p.transfer.native_loops import READ_BYTES, NativeHasher, Source
 from tensorhub_p2p.transfer.scratch import STEP_BYTES, are_small
 from tensorhub_p2p.transfer.spans import Spans
-from tensorhub_p2p.transfer.steps import Steps
+from tensorhub_p2p.transfer.steps import Step, Steps
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
     Reader,
@@ -326,9 +326,15 @@ class CmaReader(Reader):
             raise ValueError("the target's layout is not the source's")
         if not length:
             return
-        remote, local = self._table.extents.pieces(start, length), into.pieces(start, length)
+        table = self._table
+        known = self._steps.known(table.digest, into, start, length)
+        if known is not None:
+            self._read_small(known, deadline, hasher)
+            return
+        remote, local = table.extents.pieces(start, length), into.pieces(start, length)
         if are_small(remote, length) or are_small(local, length):
-            self._read_small(start, length, into, deadline, hasher)
+            steps = self._steps.cut(table.digest, table.spans, into, start, length)
+            self._read_small(steps, deadline, hasher)
             return
         for there, here, run in _runs(remote, local):
             self._read_run(there, here, run, deadline, hasher)
@@ -369,12 +375,9 @@ class CmaReader(Reader):
             done += moved
         return done
 
-    def _read_small(
-        self, start: int, length: int, into: Region, deadline: float, hasher: Hasher
-    ) -> None:
+    def _read_small(self, steps: Iterable[Step], deadline: float, hasher: Hasher) -> None:
         """The same where many small tensors are behind the range, on either side."""
-        table = self._table
-        for vectors, pieces in self._steps.of(table.digest, table.spans, into, start, length):
+        for vectors, pieces in steps:
             self._go_on(deadline)
             local, remote = self._local_seal + vectors.local, self._remote_seal + vectors.remote
             if self._sealed_read(local, remote) != vectors.num_bytes:
