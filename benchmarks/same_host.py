@@ -23,6 +23,7 @@ from figures import Figure, Measured, Rounds, case_options, run_cases
 from worker import Cluster, Remote
 
 from tensorhub_p2p.config import Config, MemoryConfig, PullConfig
+from tensorhub_p2p.transfer import native_loops
 
 KINDS = {"huge": "huge pages", "small": "small pages"}
 
@@ -52,9 +53,18 @@ class Bench:
             "bare 1, hashed": lambda: self.two.bare_read(*self.bare_at, 1, True)["seconds"],
             "bare 2, hashed": lambda: self.two.bare_read(*self.bare_at, 2, True)["seconds"],
             "bare both": lambda: self._both("bare_read", *self.bare_at),
+            **self._loops(),
             "one thread": lambda: self._pulled(self.one.replicate("flat")),
             "two threads": lambda: self._pulled(self.two.replicate("flat")),
             "both": lambda: self._both("replicate", "flat"),
+        }
+
+    def _loops(self) -> dict[str, Callable[[], float]]:
+        if native_loops.why_not:
+            return {}
+        return {
+            "bare 1, our loop": lambda: self.two.loop_read(*self.bare_at)["seconds"],
+            "bare 2, our loop": lambda: self.two.loop_read(*self.bare_at, 2)["seconds"],
         }
 
     def _both(self, command: str, *arguments: object) -> float:
@@ -123,14 +133,17 @@ def measure(kind: str, options: argparse.Namespace) -> Measured:
         ),
         *(
             Figure(
-                f"{what} that take digests, against one bare",
+                f"{what}, against one bare",
                 machine.median_ratio(bench.seen.values["bare 1"], bench.seen.values[name]),
                 "of bare",
             )
             for what, name in (
-                ("a bare thread", "bare 1, hashed"),
-                ("two bare threads", "bare 2, hashed"),
+                ("a bare thread that takes digests", "bare 1, hashed"),
+                ("two bare threads that take digests", "bare 2, hashed"),
+                ("our native loop alone, one thread", "bare 1, our loop"),
+                ("our native loop alone, two threads", "bare 2, our loop"),
             )
+            if name in bench.seen.values
         ),
     ]
     return figures, bench.seen

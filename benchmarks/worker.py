@@ -18,11 +18,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import bare
 
 from tensorhub_p2p.transfer.credentials import Credentials
+from tensorhub_p2p.transfer.native_loops import READ_BYTES, Source, native_hasher
 
 PAGE_BYTES = 4096
 
@@ -360,6 +362,21 @@ class Worker:
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return {"seconds": seconds, "cpu": cpu}
 
+    def loop_read(self, pid: int, address: int, threads: int = 1) -> dict[str, float]:
+        """The same by the loop that pulls read with, a chunk at a time, with nothing around it."""
+        local, size = self._bare.data_ptr(), self._bare.nbytes
+        cuts = [size * i // threads for i in range(threads + 1)]
+        readers = [
+            threading.Thread(target=_read_in_loop, args=(pid, address + a, local + a, b - a))
+            for a, b in pairwise(cuts)
+        ]
+        began = time.perf_counter()
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        return {"seconds": time.perf_counter() - began}
+
     def bare_source(self, host: str = "127.0.0.1", secret: str = "") -> int:
         """Serve the bare memory over bare sockets; returns the port.
 
@@ -473,6 +490,19 @@ class Remote:
             self._process.join(10)
         if self._process.is_alive():
             self._process.kill()
+
+
+def _read_in_loop(pid: int, remote: int, local: int, length: int) -> None:
+    """Read and hash another process's memory natively. What lies there first is the seal."""
+    found = (ctypes.c_char * 32)()
+    bare.read_memory(pid, remote, ctypes.addressof(found), 32)
+    source = Source(pid, (ctypes.addressof(found), 32), (remote, 32), found.raw)
+    for done in range(0, length, READ_BYTES):
+        hasher = native_hasher()
+        step = min(READ_BYTES, length - done)
+        if hasher is None or hasher.read_process(source, local + done, remote + done, step) != step:
+            raise RuntimeError("there are no native loops here, or one ended early")
+        hasher.digest()
 
 
 def _work(pipe: Any, name: str, seeds: list[str], options: dict[str, Any]) -> None:
