@@ -118,9 +118,9 @@ def main() -> int:
     size, counts = options.size, sorted({1, *options.pullers})
     topology = (
         f"1 source and up to {max(counts)} pullers, {options.mbit:g} Mbit/s a host each way, "
-        f"{size / MIB:g} MiB, {options.rounds} rounds"
+        f"{size / MIB:g} MiB"
     )
-    facts = announce(topology)
+    facts = announce(f"{topology}, {options.rounds} rounds")
     rounds: dict[int, list[dict[str, Any]]] = {n: [] for n in counts}
     with Swarm(max(counts), options.mbit, size) as swarm:
         swarm.pull(1)

@@ -161,6 +161,7 @@ class World:
     inbox: SimpleQueue[object] = field(default_factory=SimpleQueue)
     lock: threading.RLock = field(default_factory=threading.RLock)
     deaf: set[SourceId] = field(default_factory=set)
+    lag: Callable[[], float] = lambda: 0.0
 
     def serve(
         self,
@@ -223,6 +224,7 @@ class World:
             locate=lambda peer: 0,
             deadline=time.monotonic() + timeout,
             hooks=hooks or Hooks(),
+            lag=self.lag,
             rng=random.Random(5),
         )
 
@@ -493,6 +495,15 @@ def test_nobody_who_answers_is_unavailable_too() -> None:
         world.deaf.add(A)
         with pytest.raises(VersionUnavailable, match=r"not asked|no answer|doesn't answer"):
             world.pull(weights(2)).run()
+
+
+def test_what_the_control_thread_has_not_read_yet_is_nobodys_silence() -> None:
+    with transports("cma") as ts:
+        world = World(ts, lag=time.monotonic)  # it is stuck all the while
+        world.serve(A, weights(1))
+        world.deaf.add(A)
+        with pytest.raises(Timeout):
+            world.pull(weights(2), timeout=1.0).run()
 
 
 def test_a_version_that_no_transport_can_move_is_a_transfer_error_with_reasons() -> None:

@@ -16,6 +16,7 @@ from tensorhub_p2p.config import WireConfig
 from tensorhub_p2p.errors import PeerClosed
 from tensorhub_p2p.protocol.machine import Event
 from tensorhub_p2p.protocol.messages import Ack, Ping
+from tensorhub_p2p.runtime.control import LONG_TURN
 
 HERE = Path(__file__).parent
 
@@ -97,6 +98,27 @@ def test_the_machine_is_ticked_when_its_deadline_has_come_and_not_before() -> No
         a.control.call(arm).result(PATIENCE)
         assert a.machine.ticked.wait(PATIENCE)
         assert time.monotonic() - began >= 0.1
+
+
+def test_long_turns_count_as_lag_and_waiting_does_not() -> None:
+    with EchoPeer() as a:
+        a.control.call(lambda now: None).result(PATIENCE)
+        before = a.control.lag
+        time.sleep(2 * LONG_TURN)
+        assert a.control.lag == before
+        hold, held = threading.Event(), threading.Event()
+        a.control.post(lambda now: (held.set(), hold.wait(PATIENCE)))
+        assert held.wait(PATIENCE)
+        began = time.monotonic()
+        eventually(lambda: a.control.lag > before + LONG_TURN, "the turn counts")
+        passed = time.monotonic() - began
+        assert a.control.lag >= before + passed  # also of the turn that is under way
+        hold.set()
+        a.control.call(lambda now: None).result(PATIENCE)
+        after = a.control.lag
+        assert after > before + LONG_TURN
+        time.sleep(2 * LONG_TURN)
+        assert a.control.lag == after
 
 
 def test_an_idle_peer_sleeps() -> None:

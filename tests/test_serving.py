@@ -199,10 +199,19 @@ def test_one_slot_rotates_to_pullers_that_have_nothing_once_its_puller_has_somet
     assert granted(s) == {}, "B waits, but it has something already"
 
 
+def pass_time(s: ShardServer, until: float) -> None:
+    """Tick whenever it wants to."""
+    for due in iter(s.next_wakeup, None):
+        if due >= until:
+            break
+        s.tick(due)
+
+
 def test_a_lease_lapses_without_progress_and_not_with_it() -> None:
     s = server()
     s.receive(0.0, A, hello(A))
     s.receive(0.0, B, hello(B))
+    pass_time(s, 1.5)
     s.receive(1.5, A, progress(A, b""))
     s.tick(1.5)
     s.outbox.drain()
@@ -210,6 +219,23 @@ def test_a_lease_lapses_without_progress_and_not_with_it() -> None:
     s.tick(2.0)
     assert s.readers() == (A,)
     assert [to for to, message in sends(s) if isinstance(message, PullGone)] == [B]
+
+
+def test_what_pullers_say_during_a_pause_of_our_own_keeps_their_leases() -> None:
+    s = server()
+    for each in (A, B):
+        s.receive(0.0, each, hello(each))
+    s.tick(0.0)
+    s.outbox.drain()
+    s.receive(30.0, A, progress(A, b""))  # B's is still to be read
+    s.tick(30.0)
+    assert set(s.readers()) == {A, B}
+    s.receive(30.0, B, progress(B, b""))
+    for now in (30.2, 30.4, 30.6):  # and no longer than that
+        s.tick(now)
+    s.receive(30.7, A, progress(A, b""))
+    pass_time(s, 32.5)
+    assert s.readers() == (A,)
 
 
 def test_progress_without_a_lease_is_told_that_there_is_none() -> None:

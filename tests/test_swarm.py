@@ -631,6 +631,16 @@ def test_a_pause_of_the_puller_itself_is_nobodys_silence() -> None:
     assert s.fetches()
 
 
+def test_what_could_not_be_heard_is_nobodys_silence() -> None:
+    s = Script()
+    s.candidates(candidate(A))
+    began = s.now
+    while s.now < began + 60:
+        assert not [e for e in s.pass_time(0.5) if isinstance(e, Starved)]
+        s.swarm.held_up(s.now, 0.5)
+    [_] = [e for e in s.pass_time(60) if isinstance(e, Starved)]
+
+
 def test_a_source_that_answers_but_never_delivers_ends_starved() -> None:
     s = Script()
     todo = s.start(A)

@@ -140,6 +140,7 @@ class _Adoption(Hooks):
             locate=driver.locality,
             deadline=time.monotonic() + ADOPTION_SECONDS,
             hooks=self,
+            lag=lambda: driver.control.lag,
             rng=random.Random(secrets.randbits(64)),
         )
 

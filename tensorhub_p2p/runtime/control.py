@@ -47,6 +47,8 @@ _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 MAX_FAULTS_KEPT = 32
+LONG_TURN = 0.1
+"""Seconds. Threads wait for a processor, or for Python's lock, on a machine that is overloaded."""
 _PAUSE_AFTER_FAULT = 0.05
 """Seconds without ticks after a fault, so that a deadline that stays due can't spin the thread."""
 _EXIT_TIMEOUT = 2.0
@@ -78,6 +80,8 @@ class ControlThread:
         self._on_end = on_end
         self._on_evidence = on_evidence
         self._ticks_from = float("-inf")
+        self._busy: tuple[float, float | None] = (0.0, None)
+        """Seconds of long turns that are over, and when the present turn began."""
         self._to_self: deque[Message] = deque()
         self._calls: deque[_Call] = deque()
         self._room = threading.Condition()
@@ -108,6 +112,13 @@ class ControlThread:
     @property
     def running(self) -> bool:
         return self._thread.is_alive() and not self._stopping
+
+    @property
+    def lag(self) -> float:
+        """Seconds, in all, of turns that took long: what arrives meanwhile is read late."""
+        total, began = self._busy
+        busy = 0.0 if began is None else time.monotonic() - began
+        return total + (busy if busy > LONG_TURN else 0.0)
 
     def call(self, function: Callable[[float], _Result]) -> Future[_Result]:
         """Run `function(now)` on the control thread, in the order of the calls.
@@ -171,7 +182,9 @@ class ControlThread:
             more, wakeup = False, self._machine_wakeup()
             while not self._stopping:
                 self._wait(more, wakeup)
+                self._busy = (self._busy[0], time.monotonic())
                 more, wakeup = self._turn()
+                self._busy = (self.lag, None)
         except Exception as fault:
             self.faults.append(fault)
             self.fault_count += 1

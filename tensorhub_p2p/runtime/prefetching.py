@@ -298,6 +298,7 @@ class Copy(Hooks):
             locate=driver.locality,
             deadline=self._deadline,
             hooks=self,
+            lag=lambda: driver.control.lag,
             rng=random.Random(secrets.randbits(64)),
             layout=self._registered.layout,
         )

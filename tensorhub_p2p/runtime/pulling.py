@@ -127,6 +127,7 @@ class PullRun(Hooks):
             locate=driver.locality,
             deadline=self._deadline,
             hooks=self,
+            lag=lambda: driver.control.lag,
             rng=random.Random(secrets.randbits(64)),
             stock=stock,
             known=driver.layouts,

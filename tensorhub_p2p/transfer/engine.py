@@ -185,8 +185,12 @@ class ShardPull:
         stock: Stock | None = None,
         known: KnownLayouts | None = None,
         choices: Choices | None = None,
+        lag: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.publication = publication
+        self._lag = lag
+        self._forgiven = lag()
+        """Of the seconds of lag: those that were held against nobody."""
         self._choices = choices
         self._region = region
         self._every = transports
@@ -323,11 +327,19 @@ class ShardPull:
                 item = self._inbox.get_nowait()
                 self._accept(time.monotonic(), item)
         now = time.monotonic()
+        self._forgive(now)
         self._swarm.act(now)
         if wakeup is not None and now >= wakeup:  # inputs tick by themselves
             self._swarm.tick(now)
         if now >= self._deadline and not self._swarm.done:
             raise self._timeout()
+
+    def _forgive(self, now: float) -> None:
+        """What was said to us and has not got into the inbox yet is nobody's silence."""
+        late = self._lag() - self._forgiven
+        if late > self._config.retry_interval:
+            self._swarm.held_up(now, late)
+            self._forgiven += late
 
     def _let_more_come(self, item: object, until: float) -> None:
         """Rest if readers have plenty to do: each thought takes their time (the GIL).

@@ -108,7 +108,10 @@ class NativeHasher:
         return float(self._hasher.nanoseconds) / 1e9
 
     def update(self, data: memoryview) -> None:
-        """Writable memory only: its address is taken."""
+        """Any buffer in one piece; one that can't be written to is copied for it."""
+        data = memoryview(data)
+        if data.readonly:
+            data = memoryview(bytearray(data))
         if data.nbytes:
             self.update_pieces(array("Q", [_address(data), data.nbytes]))
 

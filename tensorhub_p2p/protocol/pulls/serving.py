@@ -17,7 +17,8 @@ repeated: a puller that lacks something says `PullHello` again, and the offer is
 state.
 
 What ends: withdrawing answers everybody with `PullGone` and is `Drained` when the last
-leaseholder has said goodbye, or after one lease time. What bounds it: leases as leases.py says;
+leaseholder has said goodbye, or after one lease time. Time in which this process did not run counts
+for no lease. What bounds it: leases as leases.py says;
 pages of the layout below `PAGE_BYTES`.
 """
 
@@ -118,6 +119,8 @@ class ShardServer:
         self._withdrawn: str | None = None
         self._drain_by: float | None = None
         self._leases = Leases(slot.group.model, uploads or UploadSlots(config))
+        self._called = float("-inf")
+        """When it last heard of anything, or of the time."""
         self._outbox = Outbox()
 
     # --- what the driver may ask ---------------------------------------------------------
@@ -220,6 +223,7 @@ class ShardServer:
     # --- the machine ---------------------------------------------------------------------
 
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
+        self._hold_verdicts(now)
         if isinstance(message, PullHello):
             self._hello(now, sender, message)
         elif isinstance(message, PullProgress):
@@ -230,6 +234,7 @@ class ShardServer:
             self._layout_request(now, sender, message)
 
     def tick(self, now: float) -> None:
+        self._hold_verdicts(now)
         for lease in self._leases:
             if lease.state is not LeaseState.LEAVING and now >= self._lapses(lease):
                 self._outbox.send(lease.peer, PullGone(lease.pull, self.slot, "the lease lapsed"))
@@ -239,6 +244,17 @@ class ShardServer:
             if self._has_news(lease) and now >= self._update_due(lease):
                 self._update(now, lease)
         self._check_drained(now)
+
+    def _hold_verdicts(self, now: float) -> None:
+        """After a pause of our own, what pullers said is still unread: none was silent."""
+        called, self._called = self._called, now
+        if now - called <= self._config.retry_interval:
+            return
+        planned = self.next_wakeup()
+        late = 0.0 if planned is None else now - max(planned, called)
+        if late > self._config.retry_interval:
+            for lease in self._leases:
+                lease.seen += late
 
     def next_wakeup(self) -> float | None:
         active = [lease for lease in self._leases if lease.state is not LeaseState.LEAVING]

@@ -27,7 +27,8 @@ that answers has some chunk (Corrupt if wrong bytes of it came before). `stop` e
 from outside. Then every source is told `PullBye`, and nothing more comes out.
 
 Own pauses: when a call comes more than a retry interval late, this process did not run,
-and nobody is judged for the silence.
+and nobody is judged for the silence. Nor for what the driver `held_up`: messages that came and were
+not handed on.
 
 Bounds: `max_candidates` sources remembered; `max_sources` places for those that are asked (carriers
 of crossing.py besides, and who is silent for long keeps no place: of those that answer late there
@@ -360,8 +361,11 @@ class Swarm:
         """After a pause of our own, what came meanwhile is still unread: nobody was silent."""
         planned = self.next_wakeup()
         late = 0.0 if planned is None else now - max(planned, self._ticked)
-        if late <= self._config.retry_interval:
-            return
+        if late > self._config.retry_interval:
+            self.held_up(now, late)
+
+    def held_up(self, now: float, late: float) -> None:
+        """For so many seconds, until now, nothing that was said here could be heard."""
         for source in self._sources:
             if source.state is SourceState.ASKING:
                 source.since += late
