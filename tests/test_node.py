@@ -21,16 +21,19 @@ from tensorhub_p2p.protocol.messages import (
     DirectoryWrite,
     Gossip,
     Key,
+    LayoutPage,
     Message,
     Ping,
+    PullGone,
     PullHello,
+    PullUpdate,
     Register,
     Rumour,
     Status,
     ViewDigest,
 )
 from tensorhub_p2p.protocol.node import Node
-from tensorhub_p2p.protocol.shards.verbs import HoldersChanged
+from tensorhub_p2p.protocol.shards.verbs import HoldersChanged, PullMessage
 
 ALONE = Group("policy", "alone")
 S = Slot(ALONE, 0)
@@ -69,6 +72,22 @@ def test_two_models_of_one_peer_share_its_upload_slots() -> None:
     assert node._uploads.each() == usual // 2
     cluster.wait(cluster.close(0, Slot(other, 0)))
     assert node._uploads.each() == usual
+
+
+def test_a_message_for_a_pull_goes_straight_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come by the hundred: no machine of the node is looked at for one."""
+    cluster, _ = published()
+    node, sender = cluster.nodes[1], cluster.nodes[0].info.peer_id
+    cluster.net.run_for(1.0)
+    monkeypatch.setattr(node, "_drain", lambda _now: pytest.fail("looks at all machines"))
+    messages: list[Message] = [
+        PullUpdate("a pull", S, b""),
+        PullGone("a pull", S, "why"),
+        LayoutPage("a pull", S, 0, 0, ()),
+    ]
+    for message in messages:
+        node.receive(cluster.now, sender, message)
+    assert node.outbox.drain() == [PullMessage("a pull", sender, m) for m in messages]
 
 
 # --- following the holders of a shard ---

@@ -94,6 +94,8 @@ from tensorhub_p2p.protocol.zones.zones import Zones
 FOR_SLOT = (PullHello, PullProgress, PullBye, LayoutRequest, SlotChallenge, SlotAnswer, KeepAsk)
 """Messages that name the slot that they are for; those of groups name group and shard."""
 
+FOR_PULL = (PullOffer, PullUpdate, PullGone, LayoutPage)
+"""Messages for a pull, which has a thread of its own."""
 
 RESERVING = (ReserveAsk, ReserveAnswer)
 """What a handle that closes still has to say in its group."""
@@ -456,7 +458,8 @@ class Node:
         if self.zones.outbox.items:
             self._settle(now)
         self._route(now, sender, message)
-        self._settle(now)
+        if not isinstance(message, FOR_PULL):  # these come by the hundred, and concern no machine
+            self._settle(now)
 
     def tick(self, now: float) -> None:
         self.zones.tick(now)
@@ -493,7 +496,7 @@ class Node:
     # --- routing ---
 
     def _route(self, now: float, sender: PeerId, message: Message) -> None:
-        if isinstance(message, (PullOffer, PullUpdate, PullGone, LayoutPage)):
+        if isinstance(message, FOR_PULL):
             self.outbox.emit(PullMessage(message.pull, sender, message))
         elif isinstance(message, KeepAsk) and message.adopt:
             self.keeps.adopt(now, sender, message)
