@@ -12,6 +12,7 @@ import socket
 import struct
 import sysconfig
 import threading
+import time
 from array import array
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from tensorhub_p2p.transfer.native_loops import (
 STEP = 128 << 10
 SIZES = [0, 1, 16, 17, 240, 241, 1024, STEP - 1, STEP, STEP + 1, 3 * STEP + 5]
 SEAL = bytes(range(32))
+LATER = 1e9
+"""A deadline that never comes."""
 
 there_are_none = pytest.mark.skipif(
     bool(native_loops.why_not), reason=f"no native loops: {native_loops.why_not}"
@@ -131,7 +134,7 @@ def test_what_is_received_arrives_and_is_fed(size: int) -> None:
         sender.start()
         done = 0
         while done < size:
-            got, why = made.receive(ours.fileno(), at(here) + done, size - done)
+            got, why = made.receive(ours.fileno(), at(here) + done, size - done, LATER)
             assert why == 0
             done += got
         sender.join()
@@ -147,14 +150,26 @@ def test_receiving_says_what_ended_it() -> None:
         limit = struct.pack("@ll", 0, 50_000)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         theirs.sendall(b"begun")
-        assert made.receive(ours.fileno(), at(here), 100) == (5, 0)
-        assert made.receive(ours.fileno(), at(here) + 5, 95) == (0, errno.EAGAIN)
+        assert made.receive(ours.fileno(), at(here), 100, LATER) == (5, 0)
+        assert made.receive(ours.fileno(), at(here) + 5, 95, LATER) == (0, errno.EAGAIN)
         theirs.sendall(b"end")
         theirs.close()
-        assert made.receive(ours.fileno(), at(here) + 5, 95) == (3, 0)
-        assert made.receive(ours.fileno(), at(here) + 8, 92) == (0, THE_END)
-    assert made.receive(10_000, at(here), 1) == (0, errno.EBADF)
+        assert made.receive(ours.fileno(), at(here) + 5, 95, LATER) == (3, 0)
+        assert made.receive(ours.fileno(), at(here) + 8, 92, LATER) == (0, THE_END)
+    assert made.receive(10_000, at(here), 1, LATER) == (0, errno.EBADF)
     assert made.digest() == expected(b"begunend")
+
+
+@there_are_none
+def test_past_its_deadline_it_receives_one_step_at_a_time() -> None:
+    ours, theirs = socket.socketpair()
+    here, made = bytearray(2 * STEP), hasher()
+    with ours, theirs:
+        sender = threading.Thread(target=theirs.sendall, args=(bytes(2 * STEP),))
+        sender.start()
+        assert made.receive(ours.fileno(), at(here), 2 * STEP, time.monotonic()) == (STEP, 0)
+        assert made.receive(ours.fileno(), at(here) + STEP, STEP, -1.0) == (STEP, 0)
+        sender.join()
 
 
 @there_are_none
@@ -164,7 +179,7 @@ def test_other_threads_run_while_a_loop_does() -> None:
     with ours, theirs:
         answer = threading.Timer(0.05, theirs.sendall, args=(b"x",))
         answer.start()
-        assert made.receive(ours.fileno(), at(here), 1) == (1, 0)
+        assert made.receive(ours.fileno(), at(here), 1, LATER) == (1, 0)
         answer.join()
 
 
@@ -208,6 +223,14 @@ def test_without_the_library_python_does_it_and_says_why(
     assert native_loops._open()[0] is None
     monkeypatch.setattr(native_loops, "_loops", None)
     assert isinstance(timed_hasher(), TimedHasher)
+
+
+@there_are_none
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loops, "_VERSION", -1)
+    loops, why = native_loops._open()
+    assert loops is None
+    assert "install the package again" in why
 
 
 def test_they_are_there_where_there_is_a_compiler() -> None:

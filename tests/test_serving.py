@@ -238,6 +238,19 @@ def test_what_pullers_say_during_a_pause_of_our_own_keeps_their_leases() -> None
     assert s.readers() == (A,)
 
 
+@pytest.mark.parametrize("every", [0.1, 0.3, 0.6, 1.0])
+def test_slow_news_of_our_own_keeps_no_silent_puller(every: float) -> None:
+    s = server(have=ChunkSet(LAYOUT.num_chunks))
+    s.receive(0.0, A, hello(A))
+    for chunk in range(LAYOUT.num_chunks):
+        if every * (chunk + 1) >= 2.0:
+            break
+        pass_time(s, every * (chunk + 1))
+        s.verified(every * (chunk + 1), chunk, bytes(16))
+    pass_time(s, 2.5)
+    assert s.readers() == ()
+
+
 def test_progress_without_a_lease_is_told_that_there_is_none() -> None:
     s = server()
     s.receive(0.0, A, progress(A, b""))

@@ -121,8 +121,18 @@ def num_known(steps: Steps) -> int:
     )
 
 
+def test_what_one_flat_target_is_given_from_many_pieces_counts_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, steps = Side(), Steps()
+    flat = Region.of({"t": numpy.zeros(TOTAL, numpy.uint8)})
+    monkeypatch.setattr(module, "MAX_KNOWN_PIECES", COUNT)
+    carry_out(steps_of(steps, b"there", source.spans, flat, 0, TOTAL))
+    assert steps.known(b"there", flat, 0, TOTAL) is None
+
+
 def test_no_more_pieces_are_remembered_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_KNOWN_PIECES", 100)
+    monkeypatch.setattr(module, "MAX_KNOWN_PIECES", 300)  # those of the vectors count as well
     source, target, steps = Side(), Side(), Steps()
     source.fill(1)
     counts = []

@@ -641,6 +641,18 @@ def test_what_could_not_be_heard_is_nobodys_silence() -> None:
     [_] = [e for e in s.pass_time(60) if isinstance(e, Starved)]
 
 
+def test_a_pause_that_the_driver_knows_of_too_counts_once() -> None:
+    s = Script()
+    s.candidates(candidate(A))
+    s.pass_time(1.0)
+    due = s.swarm._drought.next_wakeup()
+    assert due is not None
+    s.now += 10
+    s.swarm.held_up(s.now, 10)
+    s.swarm.tick(s.now)
+    assert s.swarm._drought.next_wakeup() == pytest.approx(due + 10, abs=CONFIG.retry_interval)
+
+
 def test_a_source_that_answers_but_never_delivers_ends_starved() -> None:
     s = Script()
     todo = s.start(A)

@@ -15,6 +15,7 @@ import pytest
 from holder_process import Holder, arrays, blank, blank_in_one_piece
 
 from tensorhub_p2p.protocol.chunks import ChunkSet
+from tensorhub_p2p.transfer import native_loops
 from tensorhub_p2p.transfer.digest import digest, timed_hasher
 from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.scratch import Scratch
@@ -23,6 +24,7 @@ from tensorhub_p2p.transfer.transports import cma
 from tensorhub_p2p.transfer.transports.base import (
     CannotReach,
     Reader,
+    ReadFailed,
     SourceGone,
     SourceSilent,
     SourceWithdrew,
@@ -219,6 +221,18 @@ def test_memory_that_is_gone_is_an_error_and_not_zeroes(transport: CmaTransport)
     assert isinstance(reader, cma.CmaReader)
     reader._table.extents.addresses[0] = 4096
     with pytest.raises(SourceWithdrew, match="freed"):
+        read_all(reader, Region.of(blank([2 * MiB])))
+
+
+def test_a_native_read_that_failed_for_a_moment_is_not_gone_on_with(
+    transport: CmaTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if native_loops.why_not:
+        pytest.skip(f"no native loops: {native_loops.why_not}")
+    region = Region.of(arrays([2 * MiB], 1))
+    reader = transport.connect(transport.export(region, ChunkSet.full(2)), soon())
+    monkeypatch.setattr(native_loops.NativeHasher, "read_process", lambda *_: 0)
+    with pytest.raises(ReadFailed, match="tried again"):
         read_all(reader, Region.of(blank([2 * MiB])))
 
 

@@ -23,6 +23,7 @@
 
 #define STEP ((size_t)128 << 10)
 #define THE_END (-1)
+#define VERSION 1 /* of the functions below, as native_loops.py calls them */
 
 struct hasher {
     int (*update)(void *state, const void *data, size_t length);
@@ -35,6 +36,11 @@ struct source {
     struct iovec seal_here, seal_there; /* of equal length */
     const void *expected;               /* what the seal must be */
 };
+
+int loops_version(void)
+{
+    return VERSION;
+}
 
 static uint64_t now(void)
 {
@@ -86,8 +92,9 @@ size_t read_process(struct hasher *hasher, const struct source *source, char *he
 }
 
 /* Receive and hash; returns the bytes. Fewer than `length`: `why` is what ended it, an errno, THE_END, or 0 where
- * the kernel gave less than it was asked for and may have more. */
-size_t receive(struct hasher *hasher, int connection, char *here, size_t length, int *why)
+ * the kernel gave less than it was asked for and may have more, or where the deadline (of CLOCK_MONOTONIC, in
+ * nanoseconds) came. */
+size_t receive(struct hasher *hasher, int connection, char *here, size_t length, uint64_t deadline, int *why)
 {
     size_t done = 0;
     *why = 0;
@@ -100,7 +107,7 @@ size_t receive(struct hasher *hasher, int connection, char *here, size_t length,
         }
         feed(hasher, here + done, (size_t)got);
         done += (size_t)got;
-        if ((size_t)got < step)
+        if ((size_t)got < step || now() >= deadline)
             break;
     }
     return done;

@@ -28,6 +28,8 @@ THE_END = -1
 
 _GIL_WORTH = 64 << 10
 """Bytes from which on hashing is long enough to let others have the GIL meanwhile."""
+_VERSION = 1
+_FOR_EVER = (1 << 63) - 1
 _CANONICAL = struct.Struct(">QQ")
 
 
@@ -59,6 +61,8 @@ class _Loops:
 
     def __init__(self) -> None:
         native = ctypes.CDLL(str(LIBRARY))
+        if native.loops_version() != _VERSION:
+            raise OSError(f"{LIBRARY} was built from another version: install the package again")
         hashing = ctypes.CDLL(importlib.import_module("xxhash._xxhash").__file__)
         fast = hasattr(hashing, "XXH3_128bits_update_dispatch")
         name = "XXH3_128bits_update_dispatch" if fast else "XXH3_128bits_update"
@@ -74,7 +78,9 @@ class _Loops:
             native.read_process, size, at, ctypes.POINTER(Source), pointer, pointer, size
         )
         self.receive = _typed(
-            native.receive, size, at, ctypes.c_int, pointer, size, ctypes.POINTER(ctypes.c_int)
+            native.receive,
+            *(size, at, ctypes.c_int, pointer, size, ctypes.c_uint64),
+            ctypes.POINTER(ctypes.c_int),
         )
         # The same, keeping the GIL.
         held = ctypes.PyDLL(str(LIBRARY))
@@ -129,13 +135,14 @@ class NativeHasher:
         moved: int = self._loops.read_process(self._hasher, source, here, there, length)
         return moved
 
-    def receive(self, connection: int, here: int, length: int) -> tuple[int, int]:
+    def receive(self, connection: int, here: int, length: int, deadline: float) -> tuple[int, int]:
         """Bring and feed what a connection has: the bytes, and what ended it if they are fewer.
 
-        That is an errno, `THE_END`, or 0: there may be more.
+        That is an errno, `THE_END`, or 0: there may be more. Past the deadline (on
+        `time.monotonic`) it takes no more than one step.
         """
-        why = ctypes.c_int()
-        got: int = self._loops.receive(self._hasher, connection, here, length, why)
+        why, until = ctypes.c_int(), max(0, min(_FOR_EVER, int(deadline * 1e9)))
+        got: int = self._loops.receive(self._hasher, connection, here, length, until, why)
         return got, why.value
 
     def digest(self) -> bytes:

@@ -7,7 +7,7 @@ Why. The next version mostly lies where this one does, on both sides. Cutting bo
 pieces and joining these to vectors takes a good part of the time that their bytes take to be
 moved, and holds Python's lock, for which the other readers wait.
 
-Bounds: `MAX_KNOWN_PIECES` pieces of targets in all, with some 64 bytes each; when there are more
+Bounds: `MAX_KNOWN_PIECES` pieces in all, of either side, with 16 bytes each; when there are more
 everything is forgotten. What belongs to a target goes with it.
 """
 
@@ -26,7 +26,7 @@ from tensorhub_p2p.transfer.spans import MAX_GAP, Spans, Vectors
 
 MAX_STEP_PIECES = (IOV_MAX - 1) // 3
 """Pieces of either side in one step, so that its vectors (spans.py) are not too many."""
-MAX_KNOWN_PIECES = 1 << 18
+MAX_KNOWN_PIECES = 1 << 20
 
 _Key = tuple[bytes, int, int]
 """Digest of the source's table, start, length."""
@@ -38,6 +38,11 @@ class Step(NamedTuple):
     vectors: Vectors
     pieces: array[int]
     """Where its bytes are then, in order: address, length, address, length …"""
+
+
+def _size(step: Step) -> int:
+    """Pieces of memory that it names, on all sides."""
+    return (len(step.pieces) + len(step.vectors.local) + len(step.vectors.remote)) // 2
 
 
 class Steps:
@@ -68,7 +73,7 @@ class Steps:
         steps: list[Step] = []
         num_pieces = 0
         for step in self._cut(spans, into, start, length):
-            num_pieces += len(step.pieces) // 2
+            num_pieces += _size(step)
             if num_pieces <= MAX_KNOWN_PIECES:
                 steps.append(step)
             yield step

@@ -151,6 +151,7 @@ class ShardServer:
 
     def digested_all(self, now: float, digests: Iterable[tuple[int, bytes]]) -> None:
         """The same of many chunks, told of together."""
+        self._hold_verdicts(now)  # before there is news that is due at once
         for chunk, digest in digests:
             self._learn(chunk, digest)
         self._check_sealed()
@@ -169,6 +170,7 @@ class ShardServer:
         self, now: float, chunks: Iterable[tuple[int, bytes, frozenset[PeerId]]]
     ) -> None:
         """The same of many chunks, told of together."""
+        self._hold_verdicts(now)
         granted = self._leases.granted()
         for chunk, digest, known_to in chunks:
             self.have.add(chunk)
@@ -191,11 +193,13 @@ class ShardServer:
 
     def revoked(self, now: float, chunk: int) -> None:
         """The chunk turned out to be wrong after all: serve it no longer."""
+        self._hold_verdicts(now)
         self.have.discard(chunk)
         self.tick(now)
 
     def carries(self, now: float, chunks: int | None) -> None:
         """These are on their way from other zones; None: the pull is over."""
+        self._hold_verdicts(now)
         self._carrying = chunks
         self.tick(now)
 

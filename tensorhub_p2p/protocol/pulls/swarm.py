@@ -366,6 +366,7 @@ class Swarm:
 
     def held_up(self, now: float, late: float) -> None:
         """For so many seconds, until now, nothing that was said here could be heard."""
+        self._ticked = min(now, self._ticked + late)  # they are no pause of our own besides
         for source in self._sources:
             if source.state is SourceState.ASKING:
                 source.since += late

@@ -351,7 +351,9 @@ class CmaReader(Reader):
         """Read and hash memory that is in one piece on both sides."""
         if isinstance(hasher, NativeHasher):
             done = self._read_natively(there, here, length, deadline, hasher)
-            there, here, length = there + done, here + done, length - done
+            if done < length:
+                self._say_why(there + done, here + done, length - done)
+            return
         local = self._local_seal + array("Q", [here, 0])
         remote = self._remote_seal + array("Q", [there, 0])
         end = here + length
@@ -374,6 +376,14 @@ class CmaReader(Reader):
             moved = hasher.read_process(self._source, here + done, there + done, step)
             done += moved
         return done
+
+    def _say_why(self, there: int, here: int, length: int) -> NoReturn:
+        """A native loop ended early: the same read in Python finds the reason."""
+        step = min(STEP_BYTES, length)
+        local, remote = array("Q", [here, step]), array("Q", [there, step])
+        self._sealed_read(self._local_seal + local, self._remote_seal + remote)
+        # Something passing. What was hashed may be more than what was read: not to be gone on with.
+        raise ReadFailed(f"{self._name}: a read failed, and went well when it was tried again")
 
     def _read_small(self, steps: Iterable[Step], deadline: float, hasher: Hasher) -> None:
         """The same where many small tensors are behind the range, on either side."""

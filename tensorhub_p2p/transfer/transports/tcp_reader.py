@@ -138,7 +138,7 @@ class TcpReader(Reader):
     def _take_natively(self, here: int, length: int, deadline: float, hasher: NativeHasher) -> None:
         end = here + length
         while here < end:
-            got, why = hasher.receive(self._connection.fileno(), here, end - here)
+            got, why = hasher.receive(self._connection.fileno(), here, end - here, deadline)
             here += got
             if why == THE_END:
                 raise ConnectionError("closed in the middle of a message")
