@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 import xxhash
@@ -53,12 +54,17 @@ def read_memory(pid: int, remote: int, local: int, length: int, hashed: bool = F
 
 
 def read_with_threads(
-    pid: int, remote: int, local: int, length: int, threads: int, hashed: bool = False
+    pid: int,
+    remote: int,
+    local: int,
+    length: int,
+    threads: int,
+    read: Callable[[int, int, int, int], object],
 ) -> float:
-    """The same with several threads, each for its part; returns the seconds."""
+    """The same, or what else reads, with several threads, each for its part; the seconds."""
     cuts = [length * i // threads for i in range(threads + 1)]
     workers = [
-        threading.Thread(target=read_memory, args=(pid, remote + a, local + a, b - a, hashed))
+        threading.Thread(target=read, args=(pid, remote + a, local + a, b - a))
         for a, b in pairwise(cuts)
     ]
     began = time.perf_counter()

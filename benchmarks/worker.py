@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import bare
@@ -357,25 +357,16 @@ class Worker:
         if threads == 1:
             seconds = bare.read_memory(pid, address, local, size, hashed)
         else:
-            seconds = bare.read_with_threads(pid, address, local, size, threads, hashed)
+            read = partial(bare.read_memory, hashed=hashed)
+            seconds = bare.read_with_threads(pid, address, local, size, threads, read)
         after = resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return {"seconds": seconds, "cpu": cpu}
 
     def loop_read(self, pid: int, address: int, threads: int = 1) -> dict[str, float]:
         """The same by the loop that pulls read with, a chunk at a time, with nothing around it."""
-        local, size = self._bare.data_ptr(), self._bare.nbytes
-        cuts = [size * i // threads for i in range(threads + 1)]
-        readers = [
-            threading.Thread(target=_read_in_loop, args=(pid, address + a, local + a, b - a))
-            for a, b in pairwise(cuts)
-        ]
-        began = time.perf_counter()
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
-        return {"seconds": time.perf_counter() - began}
+        memory = self._bare.data_ptr(), self._bare.nbytes
+        return {"seconds": bare.read_with_threads(pid, address, *memory, threads, _read_in_loop)}
 
     def bare_source(self, host: str = "127.0.0.1", secret: str = "") -> int:
         """Serve the bare memory over bare sockets; returns the port.

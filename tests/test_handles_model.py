@@ -44,8 +44,8 @@ FITS = {
     "retract": {OPEN, REGISTERED, PUBLISHED, TORN},
 }
 """The table of handle.py, written down once more."""
-SHORT = 0.5
-"""Seconds for calls that may have nothing to find."""
+SHORT = 0.1
+"""Seconds for calls that may have nothing to find: of five hundred calls many wait so long."""
 ENOUGH = 30.0
 """Seconds for calls that must succeed, on the busiest machine."""
 Order = tuple[int, int]

@@ -29,7 +29,7 @@ import xxhash
 
 from tensorhub_p2p.errors import StateError
 from tensorhub_p2p.protocol.chunks import ChunkSet
-from tensorhub_p2p.transfer.memory import SPACE, Region
+from tensorhub_p2p.transfer.memory import Region, view
 from tensorhub_p2p.transfer.native_loops import NativeHasher, native_hasher
 from tensorhub_p2p.transfer.scratch import Scratch, are_small
 
@@ -81,7 +81,7 @@ def update_pieces(hasher: Hasher, iov: array[int]) -> None:
         return
     feed = hasher.update
     for address, length in zip(iov[0::2], iov[1::2], strict=True):
-        feed(SPACE[address : address + length])
+        feed(view(address, length))
 
 
 _log = logging.getLogger(__name__)

@@ -163,7 +163,8 @@ class ShardPull:
     `choices` orders the transports for each link; without it, their own order does.
     `transports` in the order of preference;
     `send` and the inbox are thread-safe; `locate` says how far a peer is (0 same host,
-    1 rack, 2 zone, 3 other); `deadline` is on `time.monotonic`.
+    1 rack, 2 zone, 3 other); `deadline` is on `time.monotonic`; `lag` counts the seconds, in all,
+    in which messages that had come were not put into the inbox.
     """
 
     def __init__(

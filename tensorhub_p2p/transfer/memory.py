@@ -37,14 +37,14 @@ from tensorhub_p2p.transfer.watching import Watch
 IOV_MAX = 1024
 """Vectors that one system call takes (Linux)."""
 
-# For a tenth of what making a ctypes array for each piece costs.
-SPACE = memoryview((ctypes.c_char * (1 << 62)).from_address(0)).cast("B")
-"""All of the process's address space: a slice of it is a view of the memory there."""
+# All of the process's address space as one object: a slice of it is a view of the memory
+# there, for a tenth of what making a ctypes array for each piece costs.
+_SPACE = memoryview((ctypes.c_char * (1 << 62)).from_address(0)).cast("B")
 
 
 def view(address: int, length: int) -> memoryview:
     """Raw memory as a writable buffer. The caller keeps what lies there alive."""
-    return SPACE[address : address + length]
+    return _SPACE[address : address + length]
 
 
 class Extents:

@@ -5,7 +5,7 @@
  * the same in Python where this library was not built.
  *
  * Theory. Read or received step by step, bytes are hashed while they are in the processor's cache. In Python each
- * step gives the GIL away and waits for it again, twice; here a whole chunk costs that once, and a puller whose
+ * step gives the GIL away and waits for it again, twice; here some megabytes cost that once, and a puller whose
  * other threads hold the GIL goes on reading. A step is below half of a common second-level cache, as the kernel's
  * side of a copy takes its part of it.
  *

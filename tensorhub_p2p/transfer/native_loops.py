@@ -22,13 +22,14 @@ from tensorhub_p2p.transfer.memory import address_of
 
 LIBRARY = Path(__file__).with_name("libnative_loops.so")
 READ_BYTES = 4 << 20
-"""What a loop is told to bring at a time: within it nobody can call it off."""
+"""What a loop is told to read at a time: within it nobody can call it off."""
 THE_END = -1
 """`receive`: the other end closed the connection."""
 
 _GIL_WORTH = 64 << 10
 """Bytes from which on hashing is long enough to let others have the GIL meanwhile."""
 _VERSION = 1
+"""Of the C functions: a library that was built from an older checkout is not called."""
 _FOR_EVER = (1 << 63) - 1
 _CANONICAL = struct.Struct(">QQ")
 
@@ -57,7 +58,7 @@ class _Hash(ctypes.Structure):
 
 
 class _Loops:
-    """The functions of both libraries. OSError or AttributeError where one lacks them."""
+    """The functions of both libraries. OSError, ImportError or AttributeError if one is missing."""
 
     def __init__(self) -> None:
         native = ctypes.CDLL(str(LIBRARY))

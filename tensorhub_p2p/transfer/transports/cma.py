@@ -177,7 +177,6 @@ class _Tables:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tables: OrderedDict[bytes, _Table] = OrderedDict()
-        self.steps = Steps()
 
     def get(self, digest: bytes) -> _Table | None:
         with self._lock:
@@ -218,6 +217,7 @@ class CmaTransport(Transport):
         # Seals are never freed: a late reader must find a seal there, and no other data.
         self._free_seals: list[ctypes.Array[ctypes.c_char]] = []
         self._tables = _Tables()
+        self._steps = Steps()
 
     def unavailable(self) -> str | None:
         return self._unavailable
@@ -269,7 +269,7 @@ class CmaTransport(Transport):
         reason = self.reachable(endpoint)
         if reason is not None:
             raise CannotReach(f"cma: {reason}")
-        return CmaReader(_decode(endpoint), self._tables)
+        return CmaReader(_decode(endpoint), self._tables, self._steps)
 
     def close(self) -> None:
         with self._lock:
@@ -286,7 +286,7 @@ def _new_seal() -> ctypes.Array[ctypes.c_char]:
 class CmaReader(Reader):
     """Reads one region of one process."""
 
-    def __init__(self, endpoint: _Endpoint, tables: _Tables) -> None:
+    def __init__(self, endpoint: _Endpoint, tables: _Tables, steps: Steps) -> None:
         self._endpoint = endpoint
         self._name = f"cma: process {endpoint.pid}"
         self._expected = endpoint.process + endpoint.export
@@ -296,7 +296,7 @@ class CmaReader(Reader):
         self._source = Source(
             endpoint.pid, tuple(self._local_seal), tuple(self._remote_seal), self._expected
         )
-        self._steps = tables.steps
+        self._steps = steps
         self._closed = False
         self._sealed_read(self._local_seal, self._remote_seal)
         self._table = tables.get(endpoint.table) or self._read_table(tables)
