@@ -20,9 +20,11 @@ from tensorhub_p2p.protocol.messages import (
     DirectoryRead,
     DirectoryWrite,
     Gossip,
+    HolderRecord,
     Key,
     LayoutPage,
     Message,
+    Phase,
     Ping,
     PullGone,
     PullHello,
@@ -174,6 +176,24 @@ def test_a_slot_that_is_being_closed_can_not_be_opened_before_that_is_over() -> 
     assert "being closed" in str(error)
     cluster.wait(closing)
     cluster.wait(cluster.open(0, S, 1))
+
+
+def test_a_hidden_record_that_nobody_waited_for_is_written_before_the_slot_goes() -> None:
+    cluster, _ = published()
+    references = cluster.shard(0, S).references
+    withdrawal = cluster.unpublish(0, S)
+    references.tick = lambda _now: None  # type: ignore[method-assign]
+    cluster.until(lambda: cluster.verbs[withdrawal].end is not None and references.held is None)
+    cluster.wait(cluster.close(0, S))
+    held = [node.directory._owner._held.get(KEY) for node in cluster.nodes]
+    phases = [
+        register.value.phase
+        for owner in held
+        if owner is not None
+        for register in owner.cells.values()
+        if isinstance(register.value, HolderRecord)
+    ]
+    assert Phase.HIDDEN in phases
 
 
 def test_an_interrupt_ends_only_the_verb_that_it_names() -> None:

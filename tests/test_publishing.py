@@ -336,7 +336,7 @@ def test_hiding_can_not_be_taken_back_but_need_not_be_confirmed() -> None:
     only = registry.shard(0)
     only.publish(0.0, held(publication(1)))
     registry.rest()
-    only.withdraw(registry.now)
+    only.withdraw(registry.now, freeing=True)
     registry.until(lambda: only.state is RefState.HIDING)
     assert not only.restore(registry.now)
     only.hide_unconfirmed(registry.now)

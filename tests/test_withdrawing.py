@@ -9,17 +9,23 @@ import pytest
 from registry import Registry
 
 from tensorhub_p2p.config import GroupConfig, PullConfig, RetentionConfig
-from tensorhub_p2p.protocol.directory.admission import admit
+from tensorhub_p2p.protocol.directory.admission import WITHDRAWN, admit
+from tensorhub_p2p.protocol.directory.cells import Cells
+from tensorhub_p2p.protocol.directory.owner import Refusal
 from tensorhub_p2p.protocol.directory.records import holders_key, retains_key, versions_key
+from tensorhub_p2p.protocol.groups.selection import NO_FLOOR, holdings, select
 from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.layout import Layout, TensorSpec
 from tensorhub_p2p.protocol.messages import (
     DigestList,
     GenerationRecord,
+    HolderRecord,
     KeepAnswer,
     KeepAsk,
+    Key,
     Phase,
     Pin,
+    Question,
     Register,
     Retain,
     Retraction,
@@ -144,6 +150,91 @@ def test_a_version_that_nobody_needs_goes_with_no_step_in_between() -> None:
     stage.reach(RefState.EMPTY)
     assert not stage.begun
     assert not stage.sent
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_is_gone_before_its_owners_have_it_hidden(seed: int) -> None:
+    """Once they know that it withdraws nobody resolves or pins it: that needs no other word."""
+    stage = Stage(seed=seed)
+    stage.references.withdraw(stage.now)
+    stage.until(lambda: bool(stage.said(Hidden)))
+    assert stage.phase() is Phase.WITHDRAWING
+    latest = Question("replicate", "latest")
+    found = holdings(stage.registers(KEY), lambda _peer: False)
+    assert select(latest, found, NO_FLOOR) is None
+    pin = Pin(V1, Group("policy", "rollout"), G1, 1)
+    refusal = stage.put(KEY, Register(PeerId("leader"), "pin/0@rollout", 1, 1, pin))
+    assert refusal is not None
+    assert refusal.reason == WITHDRAWN
+    stage.rest()
+    assert stage.phase() is Phase.HIDDEN
+    (holder,) = stage.registers(holders_key("policy", 0))
+    assert isinstance(holder.value, HolderRecord)
+    assert holder.value.phase is Phase.HIDDEN
+
+
+def hide_kept(stage: Stage) -> None:
+    stage.retain()
+    stage.references.withdraw(stage.now)
+    stage.reach(RefState.OFFLOADING)
+    stage.finish_copy()
+
+
+def hide_freed(stage: Stage) -> None:
+    stage.references.withdraw(stage.now, freeing=True)
+
+
+def hide_closing(stage: Stage) -> None:
+    stage.references.close(stage.now, stage.now + 100.0)
+
+
+def hide_refused(stage: Stage) -> None:
+    def full(key: Key, held: Cells, new: Register) -> Refusal | None:
+        withdrawing = getattr(new.value, "phase", None) is Phase.WITHDRAWING
+        return Refusal("full") if withdrawing else admit(key, held, new)
+
+    stage.admit = full
+    stage.references.withdraw(stage.now)
+
+
+def hide_never_whole(stage: Stage) -> None:
+    stage.references.drop(stage.now)
+    stage.rest()
+    v2 = Publication(0, 2, "trainer", G1)
+    stage.references.publish(stage.now, Held(v2, 2, 4096, Phase.READY, was_whole=False))
+    stage.reach(RefState.HELD)
+    stage.references.withdraw(stage.now)
+
+
+@pytest.mark.parametrize(
+    "begin", [hide_kept, hide_freed, hide_closing, hide_refused, hide_never_whole]
+)
+def test_where_others_count_on_the_hidden_record_it_is_waited_for(
+    begin: Callable[[Stage], None],
+) -> None:
+    """Pins wait to know who keeps it, a publish under the same id to be judged anew; memory, and
+    the peer, go right after it.
+    """
+    stage = Stage()
+    begin(stage)
+    stage.until(lambda: bool(stage.said(Hidden)))
+    assert stage.phase() is Phase.HIDDEN
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_hidden_record_never_comes_after_the_next_publish(seed: int) -> None:
+    stage = Stage(seed=seed)
+    stage.references.withdraw(stage.now)
+    stage.references.next_wakeup = lambda: None  # type: ignore[method-assign]
+    stage.reach(RefState.EMPTY)
+    v2 = Publication(0, 2, "trainer", G1)
+    stage.references.publish(stage.now, Held(v2, 1, 4096, Phase.READY, was_whole=False))
+    del stage.references.next_wakeup  # type: ignore[method-assign]
+    stage.rest()
+    for key in (KEY, holders_key("policy", 0)):
+        (record,) = [r.value for r in stage.registers(key) if r.writer == ME]
+        assert isinstance(record, (VersionRecord, HolderRecord))
+        assert (record.publication, record.phase) == (v2, Phase.READY)
 
 
 def test_a_retained_version_is_copied_and_goes_once_the_copy_is_there() -> None:

@@ -98,6 +98,7 @@ def begin(shard: Machines, now: float, number: VerbId, deadline: float) -> None:
     shard.part.stop(now)
     shard.closing.begin(now, shard.claim, lambda now: _look(shard, now))
     if shard.references.held is None:
+        shard.references.drop(now)
         shard.let_readers_go(now)
     else:
         # Readers get their lease before the deadline, if there is time for it at all.

@@ -64,6 +64,6 @@ class Numbering:
         self._rewinding = False
 
     def withdrawn(self, publication: Publication, *, was_whole: bool) -> None:
-        """It is hidden at W owners; it may also be one that was pulled from others."""
+        """It is hidden; it may also be one that was pulled from others."""
         if was_whole and publication.replica == self._replica:
             self._last_whole = publication

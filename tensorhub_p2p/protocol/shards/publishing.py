@@ -11,7 +11,8 @@ Theory of operation.
     HELD         as PARTIAL (pulling) or READY: others find it. Of what was published here
                  comparing.py finds out whether it contradicts what the version is already
     ...          being withdrawn, by the steps of withdrawing.py
-    HIDING       the last of them: hidden at W owners
+    HIDING       the last of them: hidden at W owners; what nobody waits for (withdrawing.py) is
+                 EMPTY at once, and the record follows with the next `tick`
     (draining, step 5, is the server's)
 
 A publish is one write to each key, with no barrier and no leader; owners refuse it when
@@ -135,6 +136,9 @@ class References:
         self._around = around or Surroundings()
         self._versions_key = versions_key(slot.group.model)
         self._lost: tuple[str, ...] = ()
+        self._owed: Callable[[float], None] | None = None
+        """Writes that it is hidden, once the caller was told: what is sent before delays that."""
+        self._owed_at: float | None = None
         self.disowned = False
         """Who brought it was never told that others find it here, and may drop it any time."""
         self.withdrawal = Withdrawal(self, custody, config, self._around)
@@ -244,14 +248,14 @@ class References:
     def say_content(self, now: float) -> None:
         """Others want to compare theirs with it."""
         assert self.held is not None
-        self._write_version(now, self.held.phase, lambda _now, _refused: None)
+        self._write_version(now, self._version(self.held.phase), _nobody_waits)
 
     def contradicted(self, now: float, standing: Publication) -> None:
         """A lower publication of the version has other bytes: this one is nobody's any more."""
         held = self.held
         assert held is not None
         self._end_wait(now)
-        self.write(now, Phase.HIDDEN, lambda _now, _refused: None, final=True)
+        self.write(now, Phase.HIDDEN, _nobody_waits, final=True)
         self._forget()
         self.outbox.emit(Contradicted(held.publication, standing))
 
@@ -279,10 +283,17 @@ class References:
             self.state = RefState.HIDING
             self.hide(now, (), kept=False)
 
-    def hide(self, now: float, lost: tuple[str, ...], *, kept: bool) -> None:
-        """Step 4, when withdrawing.py says so."""
+    def hide(
+        self, now: float, lost: tuple[str, ...], *, kept: bool, confirmed: bool = True
+    ) -> None:
+        """Step 4, when withdrawing.py says so. `confirmed`: W owners are waited for."""
         self._lost = lost
-        self.write(now, Phase.HIDDEN, lambda now, _refused: self._on_hidden(now), kept=kept)
+        if confirmed:
+            self.write(now, Phase.HIDDEN, lambda now, _refused: self._on_hidden(now), kept=kept)
+            return
+        version, holder = self._version(Phase.HIDDEN, kept=kept), self._holder(Phase.HIDDEN)
+        self._owed, self._owed_at = lambda now: self._put(now, version, holder, _nobody_waits), now
+        self._on_hidden(now)
 
     def _on_hidden(self, now: float) -> None:
         held = self.held
@@ -328,14 +339,17 @@ class References:
         self.drop(now)
 
     def hide_unconfirmed(self, now: float) -> None:
-        """The owners don't answer: count it as hidden. They go on being told."""
+        """Count it as hidden, whatever the owners have answered. They go on being told."""
         self._on_hidden(now)
 
     def drop(self, now: float) -> None:
-        """Give the references up at once, with no step in between (a torn pull, a close)."""
+        """Give the references up at once, with no step in between (a torn pull, a close).
+
+        What is owed is written too: nothing follows that would write it.
+        """
         self._end_wait(now)
         if self.held is not None:
-            self.write(now, Phase.HIDDEN, lambda _now, _refused: None)
+            self.write(now, Phase.HIDDEN, _nobody_waits)
         self._forget()
 
     # --- small parts ---
@@ -344,7 +358,14 @@ class References:
         self.held = None
         self.state = RefState.EMPTY
 
+    def _pay(self, now: float) -> None:
+        """Write what is owed, before anything else is written."""
+        owed, self._owed, self._owed_at = self._owed, None, None
+        if owed is not None:
+            owed(now)
+
     def _end_wait(self, now: float) -> None:
+        self._pay(now)
         self.marking.stop(now)
         self.comparing.stop()
         self.withdrawal.stop(now)
@@ -352,7 +373,7 @@ class References:
     def _rewrite(self, now: float) -> None:
         """What is held, as it is held, by the generation that there is now."""
         assert self.held is not None
-        self.write(now, self.held.phase, lambda _now, _refused: None)
+        self.write(now, self.held.phase, _nobody_waits)
 
     def write(
         self,
@@ -369,9 +390,19 @@ class References:
         else has promised to keep it. `final`: its id isn't used again, as
         that of one that was whole.
         """
+        version = self._version(phase, kept=kept, final=final)
+        self._put(now, version, self._holder(phase), then)
+
+    def _put(
+        self,
+        now: float,
+        version: VersionRecord,
+        holder: HolderRecord,
+        then: Callable[[float, Refused | None], None],
+    ) -> None:
         written = _both(then)
-        self._write_version(now, phase, written, kept=kept, final=final)
-        self._write_holder(now, phase, written)
+        self._write_version(now, version, written)
+        self._write_holder(now, holder, written)
 
     def write_and_look(
         self,
@@ -389,15 +420,27 @@ class References:
 
     def tell_pullers(self, now: float, phase: Phase) -> None:
         """They find this slot at the holders key."""
-        self._write_holder(now, phase, lambda _now, _refused: None)
+        self._write_holder(now, self._holder(phase), _nobody_waits)
 
     def _write_holder(
-        self, now: float, phase: Phase, then: Callable[[float, Refused | None], None]
+        self, now: float, holder: HolderRecord, then: Callable[[float, Refused | None], None]
     ) -> None:
         """The register at the holders key."""
+        key = holders_key(self.slot.group.model, self.slot.shard)
+        name, counter = slot_name(self.slot), self.generation.counter
+        self._records.write(now, key, name, counter, holder, then)
+
+    def _write_version(
+        self, now: float, version: VersionRecord, then: Callable[[float, Refused | None], None]
+    ) -> None:
+        """The register at the versions key."""
+        name, counter = slot_name(self.slot), self.generation.counter
+        self._records.write(now, self._versions_key, name, counter, version, then)
+
+    def _holder(self, phase: Phase) -> HolderRecord:
         held, around = self.held, self._around
         assert held is not None
-        holder = HolderRecord(
+        return HolderRecord(
             self.slot,
             held.publication,
             phase,
@@ -406,23 +449,6 @@ class References:
             spot=around.spot,
             offload=around.offload,
         )
-        key = holders_key(self.slot.group.model, self.slot.shard)
-        name, counter = slot_name(self.slot), self.generation.counter
-        self._records.write(now, key, name, counter, holder, then)
-
-    def _write_version(
-        self,
-        now: float,
-        phase: Phase,
-        then: Callable[[float, Refused | None], None],
-        *,
-        kept: bool = False,
-        final: bool = False,
-    ) -> None:
-        """The register at the versions key."""
-        name, counter = slot_name(self.slot), self.generation.counter
-        version = self._version(phase, kept=kept, final=final)
-        self._records.write(now, self._versions_key, name, counter, version, then)
 
     def _version(self, phase: Phase, *, kept: bool = False, final: bool = False) -> VersionRecord:
         held, around = self.held, self._around
@@ -462,13 +488,17 @@ class References:
             self.withdrawal.receive(now, sender, message)
 
     def tick(self, now: float) -> None:
+        self._pay(now)
         self.marking.tick(now)
         self.withdrawal.tick(now)
         self.comparing.tick(now)
 
     def next_wakeup(self) -> float | None:
         return earliest(
-            self.marking.next_wakeup(), self.withdrawal.next_wakeup(), self.comparing.next_wakeup()
+            self._owed_at,
+            self.marking.next_wakeup(),
+            self.withdrawal.next_wakeup(),
+            self.comparing.next_wakeup(),
         )
 
     def waiting_for(self) -> str:
@@ -476,6 +506,10 @@ class References:
         if self.state in REVOCABLE:
             return self.withdrawal.waiting_for()
         return self.state.value
+
+
+def _nobody_waits(_now: float, _refused: Refused | None) -> None:
+    """The directory goes on telling the owners."""
 
 
 def _both(

@@ -25,6 +25,13 @@ Theory of operation (the steps of DESIGN, "Unpublishing").
                 Meanwhile the list of digests is left with the owners
     HIDING      step 4: hidden at W owners; from here on no digest is taken
 
+HIDING is waited for only where that says more than "withdrawing" does. Once W owners have taken
+that, they refuse marks and pins of it, and who reads of it finds nothing that is ready: so nobody
+gets it here any more, and the caller is told before the hidden record is written. It is waited for
+where others go by it: where somebody keeps the version (pins are refused until owners know of it);
+where what was never whole may be published again under its id (owners judge that as a new publish
+only once it was hidden); and where the memory, or the peer, may be gone right afterwards.
+
 Before HIDING it can be taken back (`restore`). What is retained and can't be kept is taken
 back at once (`Unkept`), before anything was given up. What may not wait, does not: `force`
 skips from JUDGING to HIDING, and a handle that closes hides at `closing_by` in any case, or when
@@ -143,6 +150,8 @@ class Withdrawal:
         self._sealed: Callable[[float], None] | None = None
         """What follows once all digests are taken."""
         self._told_pullers = False
+        self._marked = False
+        """W owners have taken the "withdrawing"."""
         self._watch: int | None = None
         self._retry_at: float | None = None
         outbox, me, slot = references.outbox, references.me, references.slot
@@ -157,7 +166,7 @@ class Withdrawal:
     def begin(self, now: float, orders: Orders) -> None:
         """Step 1; `Hidden` or `Unkept` follows, unless it is stopped first."""
         self._orders, self._lost = orders, ()
-        self._asked_twice = self._told_pullers = False
+        self._asked_twice = self._told_pullers = self._marked = False
         self._rounds = 0
         self._ask_from = now
         self.need = None
@@ -226,7 +235,8 @@ class Withdrawal:
         self._become(RefState.MARKING)
         self._references.write_and_look(now, Phase.WITHDRAWING, self._on_marked)
 
-    def _on_marked(self, now: float, _refused: Refused | None, seen: Registers | None) -> None:
+    def _on_marked(self, now: float, refused: Refused | None, seen: Registers | None) -> None:
+        self._marked = refused is None
         self._judge(now, seen)
 
     def _judge(self, now: float, seen: Registers | None = None) -> None:
@@ -489,7 +499,12 @@ class Withdrawal:
         self.stop(now)
         self._sealing.forget(now)
         self._become(RefState.HIDING)
-        self._references.hide(now, self._lost, kept=kept)
+        self._references.hide(now, self._lost, kept=kept, confirmed=self._is_awaited(kept=kept))
+
+    def _is_awaited(self, *, kept: bool) -> bool:
+        """Whether somebody may act on it only once W owners know that it is hidden."""
+        freed = self._orders.freeing or self._orders.closing_by is not None
+        return kept or freed or not (self._marked and self._held.was_whole)
 
     def receive(self, now: float, sender: PeerId, message: Message) -> None:
         self._plea.receive(now, sender, message)
