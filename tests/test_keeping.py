@@ -13,6 +13,7 @@ from tensorhub_p2p.protocol.directory.records import retains_key, versions_key
 from tensorhub_p2p.protocol.identity import Group, Slot
 from tensorhub_p2p.protocol.messages import Question, Retain
 from tensorhub_p2p.protocol.shards.verbs import OffloadWanted
+from tensorhub_p2p.sim.link import Link
 
 T = [Slot(TRAINER, 0), Slot(TRAINER, 1)]
 R = [Slot(ROLLOUT, 0), Slot(ROLLOUT, 1)]
@@ -135,6 +136,32 @@ def test_of_all_that_withdraw_at_once_few_make_a_copy_and_none_is_lost(seed: int
     cluster.wait(*numbers)
     assert 2 <= sum(kept(cluster).values()) <= 4
     assert can_be_had(cluster, 1, 1)
+
+
+def test_three_that_withdraw_what_is_only_pinned_do_not_all_go() -> None:
+    """Their writes reach the owners in turns: each one's owners know of one other's only."""
+    cluster = Cluster(0, 9, config=Config(swim=QUICK))
+    owners = cluster.nodes[0].directory.owners(versions_key("policy"))
+    outside = [i for i, node in enumerate(cluster.nodes) if node.info.peer_id not in owners]
+    *holders, reader = outside[:4]
+    slots = [Slot(Group("policy", f"r{n}"), 0) for n in range(3)]
+    for peer, slot in zip(holders, slots, strict=True):
+        cluster.form(slot.group, [peer])
+    cluster.publish_all(slots[0].group, holders[:1], 1)
+    for peer, slot in zip(holders[1:], slots[1:], strict=True):
+        cluster.replicate_all(slot.group, [peer])
+    cluster.form(WATCHER.group, [reader])
+    (answer,) = cluster.ask_all(WATCHER.group, [reader])
+    cluster.net.run_for(1.0)
+    for n, peer in enumerate(holders):
+        me = cluster.nodes[peer].info.peer_id
+        for owner, delay in zip(owners[n:] + owners[:n], (0.001, 0.005, 0.1), strict=True):
+            cluster.net.links[me, owner] = Link((delay, delay))
+    numbers = [cluster.unpublish(p, s, timeout=1.0) for p, s in zip(holders, slots, strict=True)]
+    cluster.net.run_for(0.5)
+    held = [cluster.shard(p, s).references.held for p, s in zip(holders, slots, strict=True)]
+    assert answer.publication in [what.publication for what in held if what is not None]
+    cluster.ends(*numbers)
 
 
 def test_a_spot_holder_is_no_safe_copy() -> None:

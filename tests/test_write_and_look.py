@@ -63,29 +63,42 @@ def test_a_look_costs_one_round_trip() -> None:
     assert cluster.now - start == pytest.approx(0.02, abs=1e-6)
 
 
-def test_a_silent_owner_takes_the_look_but_not_the_write() -> None:
+def test_a_look_waits_for_no_silent_owner() -> None:
+    cluster = Cluster(peers=8, latency=(0.01, 0.01))
+    peer = outsiders(cluster)[0]
+    cluster.write(peer, "old", 1)
+    cluster.crash(cluster.owners()[0])
+    start = cluster.now
+    assert seen(cluster, peer, look(cluster, peer, "new", 2)) == {"old": 1, "new": 2}
+    assert cluster.now - start == pytest.approx(0.02, abs=1e-6)
+
+
+def test_a_silent_owner_takes_the_agreed_look_but_not_the_write() -> None:
     cluster = Cluster(peers=8)
     peer = outsiders(cluster)[0]
     cluster.crash(cluster.owners()[0])
     start = cluster.now
-    assert seen(cluster, peer, look(cluster, peer, "new", 2)) is None
+    assert seen(cluster, peer, look(cluster, peer, "new", 2, agreed=True)) is None
     assert cluster.now - start < cluster.config.read_patience + 0.05
 
 
-def test_what_came_from_other_owners_is_no_look() -> None:
-    """The owners change when two of three have answered: the third can't make up for that."""
+@pytest.mark.parametrize("agreed", [False, True])
+def test_what_came_from_other_owners_is_no_look(agreed: bool) -> None:
+    """The owners change when one answer is missing: a later one can't make up for that."""
     cluster = Cluster(peers=8)
     peer, spare = outsiders(cluster)[:2]
     first, second, third = cluster.owners()
-    lose(third, object)
-    request = look(cluster, peer, "new", 2)
+    silent = [third] if agreed else [second, third]
+    for owner in silent:
+        lose(owner, object)
+    request = look(cluster, peer, "new", 2, agreed=agreed)
     cluster.net.run_for(0.01)
     asked = peer.directory._requests[request]
-    assert set(asked.answers) == {first.me, second.me}
+    assert set(asked.answers) == {o.me for o in (first, second, third) if o not in silent}
     peer.directory.members_changed(cluster.now, [first.me, second.me, spare.me])
-    for owner in peer.directory.owners(KEY):
+    for each in peer.directory.owners(KEY):
         written = DirectoryWritten(request, registers=())
-        peer.directory.receive(cluster.now, owner, written)
+        peer.directory.receive(cluster.now, each, written)
     assert seen(cluster, peer, request) is None
 
 
