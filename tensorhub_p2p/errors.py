@@ -2,7 +2,7 @@
 
 Every message says what happened, to which peer, and what to do about it. An
 error that a user can meet has a class here, and nothing else is raised on purpose, but for
-arguments that can't be meant: those are ValueErrors (`ConfigError` is one).
+arguments and settings that can't be meant: those are `ConfigError`, a ValueError (config.py).
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def test_a_selector_is_a_version_latest_or_latest_k(
     handle: th.ShardHandle, version: object
 ) -> None:
     handle.register(blank())
-    with pytest.raises(ValueError, match="version"):
+    with pytest.raises(th.ConfigError, match="version"):
         handle.replicate(version, timeout=5)  # type: ignore[arg-type]
 
 
