@@ -133,7 +133,7 @@ class ShardHandle:
         Tensors are torch's or numpy arrays, in host memory. They are written in place by
         `replicate` and read in place after `publish`. Raises StateError, which names the tensor,
         for one that can't be moved (CUDA, DTensor, meta, sparse and others: the guide lists them),
-        and for duplicate, empty or overlong names.
+        for duplicate, empty or overlong names, and if there is nothing to register.
         """
         with self._in_verb("register", HandleState.OPEN):
             self._region = Region.of(tensors)

@@ -171,6 +171,23 @@ def test_tensors_that_cannot_be_moved_are_refused_by_name(
     handle.register(blank())
 
 
+@pytest.mark.parametrize(
+    ("nothing", "said"),
+    [
+        ({}, "nothing to register in this dict"),
+        (torch.nn.Identity(), "nothing to register in this Identity"),
+        (iter([]), "an iterator gives its tensors only once"),
+    ],
+    ids=["a mapping", "a module", "an iterator"],
+)
+def test_to_register_nothing_is_refused(handle: th.ShardHandle, nothing: object, said: str) -> None:
+    with pytest.raises(th.StateError, match=said):
+        handle.register(nothing)
+    assert handle.state is th.HandleState.OPEN
+    handle.register({"empty": torch.zeros(0)})
+    handle.publish(1)
+
+
 def test_a_tensor_that_moved_since_it_was_registered_is_an_error(handle: th.ShardHandle) -> None:
     weight = torch.nn.Parameter(torch.zeros(1024))
     handle.register({"w": weight})
