@@ -41,7 +41,7 @@ class VersionUnavailable(TensorHubError):
 
 
 class LayoutMismatch(TensorHubError):
-    """Names, shapes, dtypes or counts differ; lists the differences. No byte was written."""
+    """Names, shapes, dtypes or counts differ: says what, and from whose. No byte was written."""
 
 
 class IntegrityError(TensorHubError):

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from tensorhub_p2p.errors import LayoutMismatch, PeerClosed, RetentionLost, StateError, Timeout
+from tensorhub_p2p.errors import PeerClosed, RetentionLost, StateError, Timeout
 from tensorhub_p2p.options import MAX_VERSION, check_flag, check_timeout, checked_integer
 from tensorhub_p2p.protocol.groups.selection import newer_than as newer_than_selector
 from tensorhub_p2p.protocol.groups.selection import selector_of
@@ -34,6 +34,7 @@ from tensorhub_p2p.protocol.shards.verbs import Answer, VerbId
 from tensorhub_p2p.results import HandleState, Pull
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
+from tensorhub_p2p.runtime.misfits import misfit
 from tensorhub_p2p.runtime.prefetching import Prefetch, Prefetcher
 from tensorhub_p2p.runtime.pulling import PullRun, announcing, is_intact
 from tensorhub_p2p.runtime.verbs import Running, Then
@@ -364,9 +365,13 @@ class ShardHandle:
     def _check_shards(self, answer: Answer) -> None:
         """A replica that is cut into another number of shards would get only part of the model."""
         if answer.num_shards != self.num_shards:
-            error = LayoutMismatch(
-                f"{answer.publication} has {answer.num_shards} shards, replica {self.replica!r} "
-                f"has {self.num_shards}: open it with num_shards={answer.num_shards}"
+            error = misfit(
+                self.model,
+                answer.publication,
+                answer.sources,
+                self._driver.name,
+                f"it has {answer.num_shards} shards, replica {self.replica!r} has "
+                f"{self.num_shards}: open it with num_shards={answer.num_shards}",
             )
             self._give_up(answer, error)
             raise error

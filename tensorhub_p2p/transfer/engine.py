@@ -267,6 +267,11 @@ class ShardPull:
         """Bytes that came so far; from any thread."""
         return self._moved
 
+    @property
+    def sources(self) -> tuple[SourceId, ...]:
+        """All that were considered; to be asked after `run`."""
+        return tuple(facts.source for facts in self._swarm.facts())
+
     def outcome(self) -> PullOutcome:
         """What was done, to be asked after `run`."""
         layout = self._swarm.layout
