@@ -2,7 +2,7 @@
 
 Every message says what happened, to which peer, and what to do about it. An
 error that a user can meet has a class here, and nothing else is raised on purpose, but for
-arguments that can't be meant: those are ValueErrors (`ConfigError` is one).
+arguments and settings that can't be meant: those are `ConfigError`, a ValueError (config.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class VersionUnavailable(TensorHubError):
 
 
 class LayoutMismatch(TensorHubError):
-    """Names, shapes, dtypes or counts differ; lists the differences. No byte was written."""
+    """Names, shapes, dtypes or counts differ: says what, and from whose. No byte was written."""
 
 
 class IntegrityError(TensorHubError):

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from tensorhub_p2p.errors import LayoutMismatch, PeerClosed, RetentionLost, StateError, Timeout
+from tensorhub_p2p.errors import PeerClosed, RetentionLost, StateError, Timeout
 from tensorhub_p2p.options import MAX_VERSION, check_flag, check_timeout, checked_integer
 from tensorhub_p2p.protocol.groups.selection import newer_than as newer_than_selector
 from tensorhub_p2p.protocol.groups.selection import selector_of
@@ -34,6 +34,7 @@ from tensorhub_p2p.protocol.shards.verbs import Answer, VerbId
 from tensorhub_p2p.results import HandleState, Pull
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
+from tensorhub_p2p.runtime.misfits import misfit
 from tensorhub_p2p.runtime.prefetching import Prefetch, Prefetcher
 from tensorhub_p2p.runtime.pulling import PullRun, announcing, is_intact
 from tensorhub_p2p.runtime.verbs import Running, Then
@@ -63,8 +64,8 @@ class ShardHandle:
     """Made by `Peer.open`. Use it as a context manager, or call `close()`.
 
     Each `timeout` is in seconds from the call on. Besides what a verb names, any may raise
-    StateError (the call doesn't fit the handle's state), PeerClosed, and ValueError for an argument
-    that can't be meant, such as a selector that is none.
+    StateError (the call doesn't fit the handle's state), PeerClosed, and ConfigError (a ValueError)
+    for an argument that can't be meant, such as a selector that is none.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class ShardHandle:
         Tensors are torch's or numpy arrays, in host memory. They are written in place by
         `replicate` and read in place after `publish`. Raises StateError, which names the tensor,
         for one that can't be moved (CUDA, DTensor, meta, sparse and others: the guide lists them),
-        and for duplicate, empty or overlong names.
+        for duplicate, empty or overlong names, and if there is nothing to register.
         """
         with self._in_verb("register", HandleState.OPEN):
             self._region = Region.of(tensors)
@@ -364,9 +365,13 @@ class ShardHandle:
     def _check_shards(self, answer: Answer) -> None:
         """A replica that is cut into another number of shards would get only part of the model."""
         if answer.num_shards != self.num_shards:
-            error = LayoutMismatch(
-                f"{answer.publication} has {answer.num_shards} shards, replica {self.replica!r} "
-                f"has {self.num_shards}: open it with num_shards={answer.num_shards}"
+            error = misfit(
+                self.model,
+                answer.publication,
+                answer.sources,
+                self._driver.name,
+                f"it has {answer.num_shards} shards, replica {self.replica!r} has "
+                f"{self.num_shards}: open it with num_shards={answer.num_shards}",
             )
             self._give_up(answer, error)
             raise error

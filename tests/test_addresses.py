@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorhub_p2p.config import ConfigError
 from tensorhub_p2p.errors import JoinError
 from tensorhub_p2p.runtime import addresses
 from tensorhub_p2p.runtime.addresses import (
@@ -69,7 +70,7 @@ def test_a_bad_address_is_an_error_that_says_how_to_write_it(text: str, advice: 
     with pytest.raises(AddressError, match=advice) as caught:
         parse(text)
     assert isinstance(caught.value, JoinError)
-    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, ConfigError)
     assert repr(text) in str(caught.value)
 
 

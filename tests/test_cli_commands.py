@@ -31,7 +31,7 @@ ENVIRONMENT = {
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *arguments],
-        env={**ENVIRONMENT, **environment},
+        env={**ENVIRONMENT, "COLUMNS": "400", **environment},  # so that no message is wrapped
         capture_output=True,
         text=True,
         timeout=60,
@@ -112,6 +112,34 @@ def test_without_a_seed_there_is_nothing_to_ask() -> None:
     asked = run("members")
     assert asked.returncode == 1
     assert "--seed" in asked.stderr
+
+
+UNREACHABLE = ("--seed", "127.0.0.1:1")
+"""Who comes to join through it is too late: its mistake should have been found before."""
+
+
+def test_a_version_that_is_none_is_a_usage_error_before_it_joins(folder: Path) -> None:
+    like, out = folder / "like.safetensors", folder / "out.safetensors"
+    pulled = run("pull", "m", str(out), "--like", str(like), "--version", "abc", *UNREACHABLE)
+    assert pulled.returncode == 2
+    assert "'abc' is no version" in pulled.stderr
+    assert "Traceback" not in pulled.stderr
+
+
+def test_a_folder_that_is_not_there_is_a_usage_error_before_it_joins(folder: Path) -> None:
+    like, out = folder / "like.safetensors", folder / "nodir" / "out.safetensors"
+    pulled = run("pull", "m", str(out), "--like", str(like), *UNREACHABLE)
+    assert pulled.returncode == 2
+    assert "there is no folder" in pulled.stderr
+    assert "Traceback" not in pulled.stderr
+
+
+def test_a_file_that_is_no_checkpoint_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello\n")
+    served = run("serve", str(tmp_path / "notes.txt"), "--model", "m")
+    assert served.returncode == 2
+    assert "is no checkpoint" in served.stderr
+    assert "Traceback" not in served.stderr
 
 
 def test_the_doctor_pulls_over_every_transport() -> None:

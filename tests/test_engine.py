@@ -328,6 +328,21 @@ def test_a_different_layout_is_refused_before_a_byte_is_written() -> None:
     assert began == []
 
 
+@pytest.mark.parametrize(
+    ("answered", "said"), [(True, "names no holder"), (False, "has not said who holds it")]
+)
+def test_an_error_tells_a_directory_without_holders_from_one_that_is_silent(
+    answered: bool, said: str
+) -> None:
+    with transports("scripted") as ts:
+        world = World(ts)
+        pull = world.pull(weights(2), timeout=0.2)
+        if not answered:
+            world.inbox.get_nowait()
+        with pytest.raises(Timeout, match=f"the directory {said}"):
+            pull.run()
+
+
 def test_the_hooks_hear_of_begin_then_digests_and_chunks() -> None:
     heard: list[object] = []
 

@@ -421,7 +421,8 @@ def test_the_transfer_floor_runs_without_torch() -> None:
         "from tensorhub_p2p.transfer.transports import cma, tcp\n"
         "from tensorhub_p2p.transfer.digest import Digester\n"
         "from tensorhub_p2p.transfer.memory import Region\n"
-        "assert Region.of({}).layout.num_bytes == 0\n"
+        "import numpy\n"
+        "assert Region.of({'x': numpy.zeros(3)}).layout.num_bytes == 24\n"
         "assert not [m for m in sys.modules if m.startswith('torch.')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

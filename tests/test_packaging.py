@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import tensorhub_p2p
+from tensorhub_p2p.transfer.transports import nixl, ucx
 
 PACKAGE = Path(tensorhub_p2p.__file__).parent
 ROOT = PACKAGE.parent
@@ -52,6 +55,21 @@ def test_the_protocol_floor_loads_nothing_that_touches_the_world() -> None:
 
 def test_type_checkers_find_the_marker_in_the_package() -> None:
     assert (PACKAGE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("module", [nixl, ucx])
+def test_what_a_transport_says_to_install_is_what_its_extra_brings(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "library", lambda: None)
+    if module is nixl:
+        extra, transport = "nixl", nixl.NixlTransport()
+    else:
+        extra, transport = "ucx", ucx.UcxTransport()
+    told = transport.unavailable() or ""
+    named = re.search(r"pip install ([a-z0-9-]+)$", told)
+    assert named is not None, told
+    assert re.search(rf'^{extra} = \["{named[1]}>=', (ROOT / "pyproject.toml").read_text(), re.M)
 
 
 def test_the_command_is_installed_under_its_name() -> None:

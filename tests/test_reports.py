@@ -193,7 +193,7 @@ def test_sources_that_were_not_asked_are_told_too() -> None:
     assert "not asked: nearer ones were enough (same zone; not asked)" in explain(pull)
 
 
-def test_a_source_that_did_not_answer_says_so() -> None:
+def test_a_source_that_had_not_answered_when_all_was_there_was_not_needed() -> None:
     source, target = weights(1), weights(2)
     with transports("scripted") as ts:
         world = World(ts, config=PullConfig())
@@ -203,8 +203,9 @@ def test_a_source_that_did_not_answer_says_so() -> None:
         done = world.pull(target)
         done.run()
     pull, words = told(done)
-    assert of(pull, A.peer).verdict == "rejected"
-    assert "rejected: asked, no answer yet" in words
+    assert of(pull, A.peer).verdict == "not needed"
+    assert "not needed: others brought all of it first" in words
+    assert "asked, no answer yet" in words
 
 
 def test_what_was_prefetched_is_told_apart_from_what_crossed_a_link() -> None:

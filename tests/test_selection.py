@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorhub_p2p.config import ConfigError
 from tensorhub_p2p.protocol.directory.registers import of_mark
 from tensorhub_p2p.protocol.groups.selection import (
     MAX_SOURCES,
     NO_FLOOR,
-    BadSelector,
     Copy,
     describe,
     holdings,
@@ -104,7 +104,7 @@ def test_a_selector_has_one_text_so_that_equal_questions_compare_equal(
     "wanted", [-1, "", "newest", "latest-", "latest--1", ">7", "7.0", 7.0, None, True, "9" * 30]
 )
 def test_what_is_no_version_is_refused_by_name(wanted: object) -> None:
-    with pytest.raises(BadSelector, match="version"):
+    with pytest.raises(ConfigError, match="version"):
         selector_of(wanted)  # type: ignore[arg-type]
 
 

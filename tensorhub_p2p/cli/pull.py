@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from tensorhub_p2p.cli import checkpoints, joining
+from tensorhub_p2p.config import ConfigError
+from tensorhub_p2p.protocol.groups.selection import selector_of
 
 
 def pull(
@@ -36,12 +38,13 @@ def pull(
 
     For models of one shard.
     """
+    selector = _selector(version)
     if like is None and not out.exists():
         raise typer.BadParameter(
             f"{out} does not exist: name a file with the same tensors with --like"
         )
+    checkpoints.check_writable(out)
     tensors = checkpoints.load(like or out)
-    selector = int(version) if version.isdigit() else version
     with (
         joining.visit("pull", seed, cluster, zone, secret, bind, advertise, insecure) as peer,
         peer.open(model, spot=True, timeout=timeout) as handle,
@@ -51,3 +54,10 @@ def pull(
         explained = peer.explain(done)
     checkpoints.save(out, tensors)
     print(json.dumps({"out": str(out), **done.as_json()}) if as_json else f"{explained}\n→ {out}")
+
+
+def _selector(version: str) -> str:
+    try:
+        return selector_of(version)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--version") from error

@@ -15,6 +15,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from tensorhub_p2p.config import ConfigError
 from tensorhub_p2p.errors import JoinError
 
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}")
@@ -23,7 +24,7 @@ _UP = 0x0001
 _GATEWAY = 0x0002
 
 
-class AddressError(JoinError, ValueError):
+class AddressError(JoinError, ConfigError):
     """An address that can't be used: bad syntax, not resolvable, or not allowed."""
 
 

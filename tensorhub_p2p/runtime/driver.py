@@ -120,12 +120,15 @@ class Driver:
             config=config.wire,
             lookup=lambda peer: self.node.info_of(peer),
         )
+        self.transports: dict[str, Transport] = {}
         try:
-            self.transports = self._make_transports(transports, bind, data_bind, secret, host)
+            self._make_transports(transports, bind, data_bind, secret, host)
+            self._check_usable()
         except BaseException:
+            for transport in self.transports.values():
+                transport.close()
             self.links.close(0)
             raise
-        self._warn_unusable()
         self.choices = Choices(transports, config.links, self._facts, config.pull.failure_memory)
         self.info = self._describe(name, zone, host, rack)
         rng = random.Random(secrets.randbits(64))
@@ -195,19 +198,27 @@ class Driver:
         self.prefetches = Prefetches(self, self.config.pull.prefetch_limit)
         self.huge_pages = HugePages(self.config.memory)
 
-    def _warn_unusable(self) -> None:
-        """Say which transports were asked for and can't work here, and why."""
-        for name, transport in self.transports.items():
-            reason = transport.unavailable()
+    def _check_usable(self) -> None:
+        """Say which transports were asked for and can't work here, and why.
+
+        Raises ConfigError if none of them can: no byte would ever move.
+        """
+        reasons = {name: transport.unavailable() for name, transport in self.transports.items()}
+        usable = [name for name, reason in reasons.items() if reason is None]
+        if not usable:
+            told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise ConfigError(
+                f"transports = {list(reasons)}: none of them can be used here ({told}); "
+                "name tcp, which always can, or leave the choice out"
+            )
+        for name, reason in reasons.items():
             if reason is not None:
-                others = [other for other in self.transports if other != name]
-                instead = f"{', '.join(others)} may be" if others else "no other one was named"
                 _logger.warning(
-                    "transport %s can't be used by peer %s: %s; %s",
+                    "transport %s can't be used by peer %s: %s; it has %s",
                     name,
                     self.peer_id,
                     reason,
-                    instead,
+                    ", ".join(usable),
                 )
 
     def _make_transports(
@@ -217,11 +228,9 @@ class Driver:
         data_bind: str | None,
         secret: str | None,
         host: str,
-    ) -> dict[str, Transport]:
-        made: dict[str, Transport] = {}
+    ) -> None:
         for name in names:
-            made[name] = self._make_transport(name, bind, data_bind, secret, host)
-        return made
+            self.transports[name] = self._make_transport(name, bind, data_bind, secret, host)
 
     def _make_transport(
         self, name: str, bind: str, data_bind: str | None, secret: str | None, host: str

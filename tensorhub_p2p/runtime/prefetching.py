@@ -50,6 +50,7 @@ from tensorhub_p2p.protocol.layout import Layout
 from tensorhub_p2p.protocol.pulls.sources import SourceId
 from tensorhub_p2p.protocol.shards.verbs import Found
 from tensorhub_p2p.runtime.exported import Exported
+from tensorhub_p2p.runtime.misfits import misfit
 from tensorhub_p2p.runtime.verbs import Running
 from tensorhub_p2p.transfer.copying import HostMemory, usable_bytes
 from tensorhub_p2p.transfer.engine import Hooks, ShardPull
@@ -253,6 +254,8 @@ class Copy(Hooks):
         self._pull = self._make_pull()
         try:
             self._pull.run()
+        except LayoutMismatch as error:
+            raise misfit(model, publication, self._pull.sources, driver.name, str(error)) from error
         finally:
             if driver.running:
                 unfollow()
@@ -587,7 +590,10 @@ class Prefetcher:
 
     def _check_shards(self, found: Found) -> None:
         if found.num_shards != self._num_shards:
-            raise LayoutMismatch(
-                f"{found.publication} has {found.num_shards} shards, {self._slot} is one of "
-                f"{self._num_shards}"
+            raise misfit(
+                self._slot.group.model,
+                found.publication,
+                found.sources,
+                self._driver.name,
+                f"it has {found.num_shards} shards, {self._slot} is one of {self._num_shards}",
             )

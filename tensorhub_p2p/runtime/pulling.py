@@ -33,6 +33,7 @@ from tensorhub_p2p.protocol.shards.verbs import Answer
 from tensorhub_p2p.results import Pull
 from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
+from tensorhub_p2p.runtime.misfits import misfit
 from tensorhub_p2p.runtime.reporting import report
 from tensorhub_p2p.runtime.verbs import Running, Start
 from tensorhub_p2p.transfer.digest import digest
@@ -150,6 +151,8 @@ class PullRun(Hooks):
         except BaseException as error:
             self.unavailable = isinstance(error, NOBODY_CAN)
             self._end_announcement()
+            if isinstance(error, LayoutMismatch):
+                raise self._misfit(error) from error
             raise
         finally:
             driver.close_inbox(self._name)
@@ -160,6 +163,10 @@ class PullRun(Hooks):
         self.complete = True
         self._settle_announcement()
         return self._finish()
+
+    def _misfit(self, error: LayoutMismatch) -> LayoutMismatch:
+        model, publication = self._slot.group.model, self._answer.publication
+        return misfit(model, publication, self._pull.sources, self._driver.name, str(error))
 
     @property
     def moved(self) -> int:

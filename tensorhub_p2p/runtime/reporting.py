@@ -17,7 +17,7 @@ from tensorhub_p2p.results import MEMORY, Fallback, Pull, SourceReport, Transpor
 from tensorhub_p2p.transfer.engine import Moved, PullOutcome, SourceOutcome
 
 LOCALITIES = {AT_HAND: "memory", 0: "host", 1: "rack", 2: "zone", 3: "far"}
-TELLING = {SourceState.ASKING, SourceState.WAITING, SourceState.SHUNNED, SourceState.DEAD}
+TELLING = {SourceState.WAITING, SourceState.SHUNNED, SourceState.DEAD}
 """States that say all of why a source gave nothing."""
 
 
@@ -88,7 +88,7 @@ def _judge(facts: SourceFacts, asked: list[int]) -> tuple[str, str]:
     if not _was_asked(facts):
         near = facts.locality == nearest
         return "not asked", "others as near were enough" if near else "nearer ones were enough"
-    if facts.state is SourceState.OPEN:
+    if facts.state in (SourceState.OPEN, SourceState.ASKING):
         return "not needed", "others brought all of it first"
     if facts.state in TELLING or not facts.notes:
         return "rejected", facts.state.value

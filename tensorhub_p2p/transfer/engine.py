@@ -225,6 +225,7 @@ class ShardPull:
         """Chunks in place that the hooks haven't heard of yet."""
         self._news_at = float("-inf")
         """When the hooks may hear of the next ones."""
+        self._directory_answered = False
         self._begun = False
         self._done = False
         self._moved = 0
@@ -266,6 +267,11 @@ class ShardPull:
     def moved(self) -> int:
         """Bytes that came so far; from any thread."""
         return self._moved
+
+    @property
+    def sources(self) -> tuple[SourceId, ...]:
+        """All that were considered; to be asked after `run`."""
+        return tuple(facts.source for facts in self._swarm.facts())
 
     def outcome(self) -> PullOutcome:
         """What was done, to be asked after `run`."""
@@ -368,6 +374,7 @@ class ShardPull:
             sender, message = item
             swarm.receive(now, sender, message)
         elif isinstance(item, HoldersChanged):
+            self._directory_answered = True
             swarm.candidates(now, self._candidates(item), item.digests)
         elif isinstance(item, str):
             swarm.lost(now, PeerId(item))
@@ -526,11 +533,11 @@ class ShardPull:
         else:
             what = f"{len(self._swarm.held)} of {layout.num_chunks} chunks were in place"
         return Timeout(
-            f"pulling {self.publication} timed out: {what}; {_tell(self._swarm.facts())}"
+            f"pulling {self.publication} timed out: {what}; {self._tell(self._swarm.facts())}"
         )
 
     def _starved(self, event: Starved) -> TensorHubError:
-        told = _tell(event.tried)
+        told = self._tell(event.tried)
         if any(facts.failing for facts in event.tried):
             return TransferError(
                 f"{self.publication} is there, but its bytes can't be moved here: {told}"
@@ -541,6 +548,18 @@ class ShardPull:
             f"{self.publication} can't be had: for {seconds:g} s no reachable holder has "
             f"had {what}; {told}"
         )
+
+    def _tell(self, tried: tuple[SourceFacts, ...]) -> str:
+        """What became of the sources, for an error message."""
+        if not tried:
+            answered = self._directory_answered
+            return f"the directory {'names no holder' if answered else 'has not said who holds it'}"
+        lines = [
+            f"{facts.source}: {facts.notes[-1] if facts.notes else facts.state.value}"
+            for facts in tried[:MAX_TOLD]
+        ]
+        more = len(tried) - MAX_TOLD
+        return "tried " + "; ".join(lines) + (f"; and {more} more" if more > 0 else "")
 
     def _corrupt(self, event: Corrupt) -> IntegrityError:
         layout = self._swarm.layout
@@ -558,15 +577,3 @@ class ShardPull:
 def _some(chunks: tuple[int, ...]) -> str:
     shown = ", ".join(map(str, chunks[:MAX_TOLD]))
     return shown + (", ..." if len(chunks) > MAX_TOLD else "")
-
-
-def _tell(tried: tuple[SourceFacts, ...]) -> str:
-    """What became of the sources, for an error message."""
-    if not tried:
-        return "the directory names no holder"
-    lines = [
-        f"{facts.source}: {facts.notes[-1] if facts.notes else facts.state.value}"
-        for facts in tried[:MAX_TOLD]
-    ]
-    more = len(tried) - MAX_TOLD
-    return "tried " + "; ".join(lines) + (f"; and {more} more" if more > 0 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -78,6 +79,20 @@ def test_other_tensors_are_listed_and_no_byte_is_written(
     assert rollout.state is th.HandleState.REGISTERED
 
 
+def test_a_mismatch_names_the_model_the_version_and_its_publisher(pair: Pair) -> None:
+    pair.rollout.unregister()
+    pair.rollout.register({"other": torch.zeros(4)})
+    publisher = (
+        f"model 'm', version 1 by trainer, which is peer trainer ({pair.trainer_peer.peer_id})"
+    )
+    for call in (
+        lambda: pair.rollout.prefetch(1).result(10),
+        lambda: pair.rollout.replicate(1, timeout=10),
+    ):
+        with pytest.raises(th.LayoutMismatch, match=re.escape(publisher)):
+            call()
+
+
 def test_another_dtype_is_a_mismatch(peer: StartPeer) -> None:
     trainer, rollout = peer().open("m"), peer().open("m")
     trainer.register({"w": torch.ones(64, dtype=torch.bfloat16)})
@@ -127,7 +142,9 @@ def test_a_replica_cut_into_another_number_of_shards_is_a_mismatch(peer: StartPe
         shard.publish_async(1)
     rollout, copy = peer().open("m"), blank()
     rollout.register(copy)
-    with pytest.raises(th.LayoutMismatch, match=r"2 shards.*has 1"):
+    with pytest.raises(
+        th.LayoutMismatch, match=r"model 'm', version 1 by t.*peer .*2 shards.*has 1"
+    ):
         rollout.replicate("latest", timeout=10)
     assert all(not tensor.any() for tensor in copy.values())
 
@@ -169,6 +186,23 @@ def test_tensors_that_cannot_be_moved_are_refused_by_name(
         handle.register(tensors)
     assert handle.state is th.HandleState.OPEN
     handle.register(blank())
+
+
+@pytest.mark.parametrize(
+    ("nothing", "said"),
+    [
+        ({}, "nothing to register in this dict"),
+        (torch.nn.Identity(), "nothing to register in this Identity"),
+        (iter([]), "an iterator gives its tensors only once"),
+    ],
+    ids=["a mapping", "a module", "an iterator"],
+)
+def test_to_register_nothing_is_refused(handle: th.ShardHandle, nothing: object, said: str) -> None:
+    with pytest.raises(th.StateError, match=said):
+        handle.register(nothing)
+    assert handle.state is th.HandleState.OPEN
+    handle.register({"empty": torch.zeros(0)})
+    handle.publish(1)
 
 
 def test_a_tensor_that_moved_since_it_was_registered_is_an_error(handle: th.ShardHandle) -> None:
@@ -220,7 +254,7 @@ def test_a_selector_is_a_version_latest_or_latest_k(
     handle: th.ShardHandle, version: object
 ) -> None:
     handle.register(blank())
-    with pytest.raises(ValueError, match="version"):
+    with pytest.raises(th.ConfigError, match="version"):
         handle.replicate(version, timeout=5)  # type: ignore[arg-type]
 
 

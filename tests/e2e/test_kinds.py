@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import tensorhub_p2p as th
+from tensorhub_p2p.cli.doctor import trouble
 from tensorhub_p2p.config import TRANSPORTS
 
 StartPeer = Callable[..., th.Peer]
@@ -185,10 +186,10 @@ class Before:
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_every_kind_arrives_and_is_served_on(peer: StartPeer, transport: str) -> None:
-    first = peer(transports=[transport])
-    reason = first._driver.transports[transport].unavailable()
+    reason = trouble(transport)
     if reason is not None:
         pytest.skip(reason)
+    first = peer(transports=[transport])
     peers = [first, peer(transports=[transport]), peer(transports=[transport])]
     handles = [member.open("m", replica=f"r{i}") for i, member in enumerate(peers)]
     tensors = [zoo(where) for where in range(3)]

@@ -134,7 +134,6 @@ def test_numpy_arrays_and_a_shard_without_any_bytes_are_fine(peer: StartPeer) ->
     for name, theirs, mine in (
         ("arrays", {"w": numpy.arange(99.0)}, {"w": numpy.zeros(99)}),
         ("nothing", {"w": numpy.zeros((0, 4))}, {"w": numpy.zeros((0, 4))}),
-        ("not even a name", {}, {}),
     ):
         trainer, rollout = first.open(name), second.open(name)
         trainer.register(theirs)

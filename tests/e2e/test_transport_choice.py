@@ -10,6 +10,7 @@ import pytest
 from steps import blank, fill, wrong
 
 import tensorhub_p2p as th
+from tensorhub_p2p.cli.doctor import trouble
 from tensorhub_p2p.transfer.transports.base import CannotReach
 from tensorhub_p2p.transfer.transports.cma import CmaReader, CmaTransport
 
@@ -81,17 +82,31 @@ def test_a_transport_that_is_named_and_cannot_work_is_warned_of(
     peer(transports=["cma", "tcp"])
     [told] = [record.getMessage() for record in caplog.records]
     assert "cma" in told
-    assert "seccomp forbids it; tcp may be" in told
+    assert "seccomp forbids it; it has tcp" in told
+
+
+def test_a_peer_of_whose_transports_none_can_work_does_not_start(
+    peer: Callable[..., th.Peer],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = []
+    monkeypatch.setattr(CmaTransport, "unavailable", lambda _self: "seccomp forbids it")
+    monkeypatch.setattr(CmaTransport, "close", lambda _self: closed.append("cma"))
+    with pytest.raises(th.ConfigError, match=r"cma: seccomp forbids it.*tcp, which always can"):
+        peer(transports=["cma"])
+    assert closed == ["cma"]
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("transport", ["nixl", "ucx"])
 def test_transports_that_are_optional_move_whole_versions(
     peer: Callable[..., th.Peer], transport: str
 ) -> None:
-    first = peer(transports=[transport])
-    reason = first._driver.transports[transport].unavailable()
+    reason = trouble(transport)
     if reason is not None:
         pytest.skip(reason)
+    first = peer(transports=[transport])
     weights, copy = blank(3, SIZE), blank(3, SIZE)
     trainer, rollout = first.open("m"), peer(transports=[transport]).open("m")
     trainer.register(weights)

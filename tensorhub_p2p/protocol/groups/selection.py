@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import mmh3
 
+from tensorhub_p2p.config import ConfigError
 from tensorhub_p2p.protocol.directory.records import Registers, values
 from tensorhub_p2p.protocol.identity import Group, PeerId, Publication, Slot
 from tensorhub_p2p.protocol.messages import (
@@ -53,18 +54,17 @@ MAX_DESCRIBED = 5
 """Publications that an error message names."""
 
 
-class BadSelector(ValueError):
-    """Not a version number, "latest" or "latest-k"."""
-
-
 def selector_of(wanted: int | str) -> str:
-    """The canonical text of what a user asks for: `7`, `"7"`, `"latest"`, `"latest-2"`."""
+    """The canonical text of what a user asks for: `7`, `"7"`, `"latest"`, `"latest-2"`.
+
+    Raises ConfigError for anything else.
+    """
     if isinstance(wanted, bool) or not isinstance(wanted, (int, str)):
-        raise BadSelector(f"{wanted!r} is no version: use an integer, 'latest' or 'latest-k'")
+        raise ConfigError(f"{wanted!r} is no version: use an integer, 'latest' or 'latest-k'")
     text = str(wanted)
     match = _SELECTOR.fullmatch(text)
     if match is None or match[3]:
-        raise BadSelector(f"{wanted!r} is no version: use an integer >= 0, 'latest' or 'latest-k'")
+        raise ConfigError(f"{wanted!r} is no version: use an integer >= 0, 'latest' or 'latest-k'")
     if match[4]:
         return str(int(match[4]))
     return "latest" if not match[2] or int(match[2]) == 0 else f"latest-{int(match[2])}"

@@ -175,7 +175,7 @@ class NixlTransport(Transport):
         self._unavailable = (
             trouble(self._module, self.rdma)
             if self._module
-            else "NIXL is not installed: pip install 'tensorhub-p2p[nixl]'"
+            else "NIXL is not installed: pip install nixl-cu12"
         )
         self._lock = threading.Lock()
         self._agent: Agent | None = None

@@ -61,7 +61,7 @@ class UcxTransport(Transport):
 
     def _why_not(self, host: str) -> str | None:
         if library() is None:
-            return "UCXX is not installed: pip install 'tensorhub-p2p[ucx]'"
+            return "UCXX is not installed: pip install ucxx-cu12"
         if not self._devices:
             return f"no network interface has the address {host}"
         return trouble(self._devices)
