@@ -1,0 +1,148 @@
+"""Deliberate bugs, each planted in all workers of a run on request. A suite that finds none of them
+counts for nothing; `python -m chaos bugs` shows that it finds each.
+
+Rules of this file. A bug is a patch of the library in this process, made before its peer starts.
+scenarios.py says in what run it shows, and which check must find it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tensorhub_p2p.protocol.groups.resolving import DirectoryResolver
+from tensorhub_p2p.protocol.identity import Slot
+from tensorhub_p2p.protocol.pulls.served import Served
+from tensorhub_p2p.protocol.pulls.serving import Drained, ShardServer
+from tensorhub_p2p.protocol.retention.held import RefState
+from tensorhub_p2p.protocol.retention.promising import Promise
+from tensorhub_p2p.protocol.shards.keeping import Keep
+from tensorhub_p2p.protocol.shards.withdrawing import Withdrawal
+from tensorhub_p2p.runtime.digests import PublishedDigests
+from tensorhub_p2p.transfer import digest, links
+
+DIGEST_SECONDS = 0.5
+"""What each digest takes where that shows a bug."""
+BUGS: dict[str, Callable[[], None]] = {}
+
+
+def bug(plant: Callable[[], None]) -> Callable[[], None]:
+    BUGS[plant.__name__] = plant
+    return plant
+
+
+def plant(name: str) -> None:
+    """The one with this name; "" is none."""
+    if name:
+        BUGS[name]()
+
+
+def _patch(place: object, name: str, value: object) -> None:
+    assert hasattr(place, name), f"{place} has no {name} any more"
+    setattr(place, name, value)
+
+
+class _Anything(bytes):
+    """Equal to whatever it is compared with."""
+
+    def __eq__(self, _other: object) -> bool:
+        return True
+
+    __hash__ = bytes.__hash__
+
+
+@bug
+def no_digest_is_compared() -> None:
+    """A pull takes whatever bytes come."""
+    plain = digest.timed_hasher
+
+    def believing() -> Any:
+        hasher = plain()
+        return type("Believing", (type(hasher),), {"digest": lambda _self: _Anything()})()
+
+    _patch(links, "timed_hasher", believing)
+
+
+@bug
+def a_leader_answers_from_what_it_read_before() -> None:
+    """The first decision about "latest" stands for ten more calls."""
+    plain = DirectoryResolver.resolve
+    known: dict[Slot, list[Any]] = {}
+
+    def resolve(
+        self: DirectoryResolver, now: float, question: Any, call: int, floor: Any, then: Any
+    ) -> None:
+        old = known.setdefault(self.slot, [])
+        if question.selector == "latest" and len(old) > 1:
+            then(now, *old.pop(0))
+            return
+
+        def keep(now: float, decision: Any, sources: Any) -> None:
+            if question.selector == "latest":
+                old[:] = [(decision, sources)] * 10
+            then(now, decision, sources)
+
+        plain(self, now, question, call, floor, keep)
+
+    _patch(DirectoryResolver, "resolve", resolve)
+
+
+@bug
+def a_copy_for_retainers_is_dropped() -> None:
+    """An offload is freed as soon as it is there."""
+    bound_by = Withdrawal._bound_by
+
+    def frees(self: Keep, now: float, _need: object) -> None:
+        if self.references.state is RefState.HELD:
+            self.references.withdraw(now, freeing=True)
+
+    def bound_by_nothing(self: Withdrawal, now: float) -> tuple[str, ...]:
+        return () if self._around.offload else bound_by(self, now)
+
+    _patch(Keep, "_on_need", frees)
+    _patch(Withdrawal, "_bound_by", bound_by_nothing)
+
+
+@bug
+def who_withdraws_promises_to_keep() -> None:
+    """Two that give a version up at once each count on the other."""
+
+    def says_yes(
+        self: Promise, now: float, _stance: object, _me: object, _sender: object, ask: Any
+    ) -> bool:
+        self.bind(now, ask.publication)
+        return True
+
+    _patch(Promise, "consider", says_yes)
+
+
+@bug
+def a_drain_is_forgotten() -> None:
+    """A withdrawal waits for no reader."""
+
+    def goes_on(self: ShardServer, now: float, _reason: str) -> None:
+        self._outbox.emit(Drained(self.slot, self.publication))
+
+    def nothing(self: Served) -> None:
+        """It goes on serving."""
+
+    _patch(ShardServer, "withdraw", goes_on)
+    _patch(Served, "drained", nothing)
+
+
+@bug
+def digests_go_on_after_the_withdrawal() -> None:
+    """They are slow, they don't stop, and are still told: of tensors that may have changed."""
+    plain = digest.digest
+
+    def slow(*what: Any) -> bytes:
+        time.sleep(DIGEST_SECONDS)
+        return plain(*what)
+
+    def goes_on(self: PublishedDigests, slot: Slot, publication: object) -> None:
+        """It was asked to stop."""
+
+    _patch(digest, "digest", slow)
+    _patch(PublishedDigests, "stop", goes_on)
+    a_drain_is_forgotten()

@@ -1,0 +1,105 @@
+"""Named runs: what once broke something, and what shows a deliberate bug.
+
+Each is small, quick and the same each time, as far as processes can be. `python -m chaos
+scenario NAME` plays one; the tests see that all have what they need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from chaos.arena import Role
+from chaos.casting import Shape
+from chaos.schedule import Planned
+
+MIB = 1 << 20
+CALM_SHAPE = Shape(period=2.0)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`finds`: the check that must find something, as a bug is planted; "" if none may."""
+
+    about: str
+    cast: tuple[Role, ...]
+    shape: Shape = CALM_SHAPE
+    faults: tuple[Planned, ...] = ()
+    seconds: float = 20.0
+    calm: float = 6.0
+    bug: str = ""
+    finds: str = ""
+
+
+def trainer(number: int, *, seed: bool = False, newest: int = 0) -> Role:
+    name = f"trainer-{number}"
+    return Role(name, "trainer", name, host=number, seed=seed, newest=newest)
+
+
+def rollout(number: int, *, seed: bool = False, transports: tuple[str, ...] = ()) -> Role:
+    name = f"rollout-{number}"
+    return Role(name, "rollout", name, host=2 + number, seed=seed, transports=transports)
+
+
+KEEPER = Role("keeper-0", "keeper", "keeper-0", host=2, newest=4, seed=True)
+SMALL = (trainer(0, seed=True), rollout(0, seed=True), rollout(1, seed=True), rollout(2))
+KEPT = (trainer(0, seed=True), trainer(1, seed=True), KEEPER)
+
+
+def every(seconds: float, kind: str, until: float) -> tuple[Planned, ...]:
+    count = int(until / seconds)
+    return tuple(Planned(seconds * (number + 1), kind) for number in range(count))
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "calm": Scenario("nothing is done to anybody", SMALL, seconds=10.0),
+    "sources-die": Scenario(
+        "sources are killed one after the other", SMALL, faults=every(2.5, "kill a source", 20.0)
+    ),
+    "sources-stop": Scenario(
+        "sources are stopped one after the other", SMALL, faults=every(4.0, "stop a source", 20.0)
+    ),
+    "retained": Scenario("old versions are asked for", KEPT, seconds=16.0),
+    "bug-digest": Scenario(
+        "bits flip in sources, and nobody compares digests",
+        SMALL,
+        faults=every(1.0, "flipped bits", 18.0),
+        bug="no_digest_is_compared",
+        finds="right_bytes",
+    ),
+    "bug-stale": Scenario(
+        "a leader answers from what it read before",
+        SMALL,
+        bug="a_leader_answers_from_what_it_read_before",
+        finds="fresh",
+    ),
+    "bug-offload": Scenario(
+        "copies for retainers are dropped",
+        KEPT,
+        bug="a_copy_for_retainers_is_dropped",
+        finds="retained_versions_stay",
+    ),
+    "bug-promise": Scenario(
+        "two that withdraw at once promise each other to keep it",
+        KEPT,
+        bug="who_withdraws_promises_to_keep",
+        finds="retained_versions_stay",
+    ),
+    "bug-drain": Scenario(
+        "a withdrawal waits for no reader",
+        SMALL,
+        Shape(period=1.0, tensors=2, size=16 * MIB, mbit=250.0),
+        bug="a_drain_is_forgotten",
+        finds="nobody_reads_what_was_taken_back",
+    ),
+    "bug-digest-late": Scenario(
+        "digests are taken of tensors that were taken back",
+        SMALL,
+        Shape(period=1.0, tensors=2, size=16 * MIB, mbit=250.0),
+        bug="digests_go_on_after_the_withdrawal",
+        finds="right_bytes",
+    ),
+}
+
+
+def named(name: str) -> Scenario:
+    return replace(SCENARIOS[name])
