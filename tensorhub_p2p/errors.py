@@ -1,7 +1,8 @@
 """The typed errors of the library.
 
 Every message says what happened, to which peer, and what to do about it. An
-error that a user can meet has a class here; nothing else is raised on purpose.
+error that a user can meet has a class here, and nothing else is raised on purpose, but for
+arguments that can't be meant: those are ValueErrors (`ConfigError` is one).
 """
 
 from __future__ import annotations

@@ -142,7 +142,9 @@ class Peer:
         return sorted(map(_zone, summaries), key=lambda zone: zone.name)
 
     def versions(self, model: str, timeout: float = 10.0) -> list[VersionInfo]:
-        """Which versions of a model somebody holds, newest first. Raises Timeout."""
+        """Which versions of a model somebody holds, newest first. Raises Timeout after `timeout`
+        seconds, PeerClosed.
+        """
         node = self._driver.node
         check_timeout(timeout)
         running = self._driver.verb(
@@ -173,7 +175,8 @@ class Peer:
         Without `replica` a unique name is made (for a single shard only). Returns once the
         slot is claimed; the group forms in its first verb, so one thread may open several
         shards. A restart under a fixed name waits until its predecessor is declared dead. Raises
-        SlotTaken if a live peer holds the slot, Timeout.
+        SlotTaken if a live peer holds the slot, Timeout after `timeout` seconds, ConfigError for a
+        name or number that can't be meant, PeerClosed.
 
         `retain`, made by `newest(k)` or `versions(...)`, keeps versions of the model somewhere
         in the cluster, whoever unpublishes them, until this handle is closed. `spot=True`
@@ -203,6 +206,8 @@ class Peer:
 
     def close(self, timeout: float = 30.0) -> None:
         """Close all handles, leave the cluster and free everything; again: nothing happens.
+
+        It takes `timeout` seconds at most.
 
         What others retain and is held only here is handed to other peers first. By its
         deadline the peer is closed in any case, and RetentionLost is raised if

@@ -34,7 +34,7 @@ from tensorhub_p2p.protocol.identity import (
     Publication,
     Slot,
 )
-from tensorhub_p2p.protocol.machine import Send
+from tensorhub_p2p.protocol.machine import Event, Send
 from tensorhub_p2p.protocol.messages import (
     DirectoryMismatch,
     DirectoryRead,
@@ -238,6 +238,24 @@ def test_a_full_owner_refuses_new_registers_and_keeps_serving_old_ones() -> None
     assert event.reason == "full"
     cluster.write(peer, "a", 2)
     assert cluster.read(peer) == {"a": 2, "b": 1}
+
+
+def test_a_full_owner_is_told_of_what_is_given_up() -> None:
+    """Or it would go on standing where it was published."""
+    cluster = Cluster(peers=1, config=DirectoryConfig(max_key_registers=2))
+    peer, publication = cluster[0], Publication(0, 1, "a", Generation(1, 7))
+
+    def write(name: str, phase: Phase) -> Event:
+        slot = Slot(Group("policy", name), 0)
+        record = VersionRecord(slot, 1, publication, phase, Generation(1, 7), was_whole=True)
+        return cluster.ended(peer, peer.directory.write(cluster.now, KEY, name, 0, record))
+
+    cluster.write(peer, "a", 1)
+    cluster.write(peer, "b", 1)
+    assert isinstance(write("c", Phase.READY), WriteRefused)
+    assert isinstance(write("c", Phase.WITHDRAWING), WriteDone)
+    assert isinstance(write("d", Phase.HIDDEN), WriteDone)
+    assert isinstance(write("e", Phase.HIDDEN), WriteRefused), "that has a bound, too"
 
 
 def test_reading_unknown_keys_leaves_nothing_behind() -> None:

@@ -19,13 +19,13 @@ from tensorhub_p2p.protocol.messages import (
 WATCH_SECONDS = DirectoryConfig().watch_seconds
 
 
-def lose(peer: Peer, kind: type) -> None:
-    """From now on this peer gets no message of this kind."""
+def lose(peer: Peer, kind: type, of: PeerId | None = None) -> None:
+    """From now on this peer gets no message of this kind (`of`: from that one)."""
     directory = peer.directory
     receive = directory.receive
 
     def without(now: float, sender: PeerId, message: object) -> None:
-        if not isinstance(message, kind):
+        if not isinstance(message, kind) or of not in {None, sender}:
             receive(now, sender, message)  # type: ignore[arg-type]
 
     directory.receive = without  # type: ignore[method-assign]

@@ -139,7 +139,7 @@ def test_of_all_that_withdraw_at_once_few_make_a_copy_and_none_is_lost(seed: int
 
 
 def test_three_that_withdraw_what_is_only_pinned_do_not_all_go() -> None:
-    """Their writes reach the owners in turns: each one's owners know of one other's only."""
+    """Their writes reach the owners in turns: any two owners know of one other's only."""
     cluster = Cluster(0, 9, config=Config(swim=QUICK))
     owners = cluster.nodes[0].directory.owners(versions_key("policy"))
     outside = [i for i, node in enumerate(cluster.nodes) if node.info.peer_id not in owners]

@@ -188,13 +188,14 @@ def hide_closing(stage: Stage) -> None:
     stage.references.close(stage.now, stage.now + 100.0)
 
 
-def hide_refused(stage: Stage) -> None:
-    def full(key: Key, held: Cells, new: Register) -> Refusal | None:
-        withdrawing = getattr(new.value, "phase", None) is Phase.WITHDRAWING
-        return Refusal("full") if withdrawing else admit(key, held, new)
+def refuse_withdrawals(key: Key, held: Cells, new: Register) -> Refusal | None:
+    withdrawing = getattr(new.value, "phase", None) is Phase.WITHDRAWING
+    return Refusal("full") if withdrawing else admit(key, held, new)
 
-    stage.admit = full
-    stage.references.withdraw(stage.now)
+
+def hide_refused(stage: Stage) -> None:
+    stage.admit = refuse_withdrawals
+    stage.references.withdraw(stage.now, force=True)
 
 
 def hide_never_whole(stage: Stage) -> None:
@@ -219,6 +220,38 @@ def test_where_others_count_on_the_hidden_record_it_is_waited_for(
     begin(stage)
     stage.until(lambda: bool(stage.said(Hidden)))
     assert stage.phase() is Phase.HIDDEN
+
+
+def test_nobody_is_judged_to_need_it_before_the_owners_know_that_it_withdraws() -> None:
+    stage = Stage()
+    stage.admit = refuse_withdrawals
+    stage.references.withdraw(stage.now)
+    stage.rest(400)
+    assert stage.state is RefState.MARKING
+    assert stage.phase() is Phase.READY
+    stage.admit = admit
+    stage.until(lambda: bool(stage.said(Hidden)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_read_too_late_takes_nothing_back(seed: int) -> None:
+    """It could not wait for whether it was whole: it is hidden, and stays so."""
+    stage = Stage(seed=seed)
+    stage.references.drop(stage.now)
+    stage.rest()
+    v2 = Publication(0, 2, "trainer", G1)
+    stage.references.publish(stage.now, Held(v2, 2, 4096, Phase.READY, was_whole=False))
+    stage.reach(RefState.HELD)
+    stage.references.close(stage.now, stage.now)
+    assert stage.state is RefState.LOOKING
+    stage.references.tick(stage.now)
+    assert stage.state is RefState.HIDING
+    phases = []
+    for _ in range(60):
+        stage.step()
+        phases.append(stage.phase())
+    assert Phase.HIDDEN in phases
+    assert set(phases[phases.index(Phase.HIDDEN) :]) == {Phase.HIDDEN}
 
 
 @pytest.mark.parametrize("seed", range(20))

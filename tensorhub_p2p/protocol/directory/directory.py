@@ -118,7 +118,7 @@ class WriteDone(Event):
     sure_buckets: int = 1
     """So many are known to each of the W owners."""
     seen: tuple[Register, ...] | None = None
-    """What its owners held right after it; None if it wasn't asked, or too few have said so."""
+    """What all owners held right after it; None if it wasn't asked, or not all have said so."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ the earlier owners send to new ones, soon after a change of the ring, to say tha
 exists. Nothing is handed over unasked, and a former owner keeps what it holds for a while.
 
 What bounds it: `max_registers` in all, `max_key_registers` a key, `max_keys`. Beyond them new
-ones are refused (registers), or left waiting until their deadline (reads of a new key).
+ones are refused (registers), or left waiting until their deadline (reads of a new key). Twice as
+many are taken of those that say that something is given up: refused, it would go on standing where
+it was published.
 Watchers have bounds of their own (watchers.py), and so has what was withdrawn (cells.py). Of
 one key `MAX_PARKED` requests are parked; later ones ask again each `retry_interval`.
 """
@@ -73,10 +75,13 @@ from tensorhub_p2p.protocol.messages import (
     DirectoryWatch,
     DirectoryWrite,
     DirectoryWritten,
+    HolderRecord,
     Key,
     Message,
+    Phase,
     Register,
     Retraction,
+    VersionRecord,
     WholeMark,
 )
 
@@ -134,6 +139,14 @@ class KeyCopy:
     ask_at: float = 0.0
     parked: dict[tuple[PeerId, int], DirectoryRead | DirectoryWrite] = field(default_factory=dict)
     """What waits until the key is warm, by asker and request."""
+
+
+def _gives_up(register: Register) -> bool:
+    """It takes back what its writer published before, here or at other owners."""
+    value = register.value
+    if isinstance(value, VersionRecord | HolderRecord):
+        return value.phase >= Phase.WITHDRAWING
+    return value is None
 
 
 class Owner:
@@ -290,7 +303,7 @@ class Owner:
             self._count += len(held.cells) - total
             return refusal
         refusal = self._admit(key, held.cells, register)
-        return self._room(held) if refusal is None and before is None else refusal
+        return self._room(held, register) if refusal is None and before is None else refusal
 
     def _park(self, sender: PeerId, message: DirectoryRead | DirectoryWrite, held: KeyCopy) -> None:
         if len(held.parked) < MAX_PARKED:
@@ -345,9 +358,11 @@ class Owner:
         self._held[key] = held
         return held
 
-    def _room(self, held: KeyCopy) -> Refusal | None:
-        full = self._count >= self._config.max_registers
-        if full or len(held.cells) >= self._config.max_key_registers:
+    def _room(self, held: KeyCopy, register: Register) -> Refusal | None:
+        """What is given up may always be said: it stands where it was published, if not here."""
+        room = 2 if _gives_up(register) else 1
+        full = self._count >= room * self._config.max_registers
+        if full or len(held.cells) >= room * self._config.max_key_registers:
             return Refusal("full")
         return None
 

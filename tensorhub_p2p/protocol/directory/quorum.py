@@ -15,14 +15,21 @@ others must see it too, wants what is `agreed`. That is asked of all owners, and
 if they are the same, else with the last one, or when those that don't answer were asked twice
 more.
 
-A write that *looks* brings along what W owners held right after they had taken it. Of two such
-writes some owner has taken both, one of them first: so one of the two writers sees the other's, as
-if each had read after its write. Where only what is agreed counts, all n have to say so, within
-`read_patience`.
-Owners that have not
-answered are asked again every retry interval; those that disagree on the owner list,
-after a shorter pause that doubles. What ends it: enough answers, one refusal, the
+Owners that have not answered are asked again every retry interval; those that disagree on the
+owner list, after a shorter pause that doubles. What ends it: enough answers, one refusal, the
 deadline, or being cancelled.
+
+A write that *looks* brings along what each owner held right after it had taken it, if all n say so
+within `read_patience`; else its writer reads afterwards. Of two that write and then look, or read,
+one sees the other's write:
+
+    both look     each owner that took both took one first, and its answer tells the later one
+    both read     the one whose write was done later begins its read after that
+    one looks     if the looker doesn't see the reader's write, it came first at all of the W owners
+                  that took that; so it stood there when the read began, and R meets those W
+
+The last row needs the look at all n: at W of them it may miss just the owner that would have told.
+Of any number at once, the last one sees all others, by the same three rows.
 
 Answers from before the request was aimed anew still count when their sender is an owner
 in the new list too: what it stored, it still has.
@@ -50,7 +57,7 @@ class Request:
     agreed: bool = False
     """Only what a majority of owners holds is wanted: every later read sees that, too."""
     looks: bool = False
-    """Of a write: what its owners held right after it is wanted, too."""
+    """Of a write: what every owner held right after it is wanted, too."""
     quiet: bool = False
     """Repair: nobody waits for it, and its end is no event."""
     lags: bool = False
@@ -109,10 +116,12 @@ class Request:
 
     @property
     def done(self) -> bool:
-        enough = bool(self.owners) and len(self.answers) >= majority(len(self.owners))
+        if not self.owners:
+            return False
+        enough = len(self.answers) >= majority(len(self.owners))
         if self.lags or len(self.answers) == len(self.owners):
             return len(self.answers) == len(self.owners)
-        if self.agreed and self.looks:
+        if self.looks:
             return enough and self.rounds > 1
         if self.agreed and self.register is None:
             return enough and (self.rounds > 2 or self._is_unanimous)
@@ -120,9 +129,9 @@ class Request:
 
     @property
     def seen(self) -> tuple[Register, ...] | None:
-        """Of a write that is done: what its owners held right after it, if enough have said so."""
-        wanted = len(self.owners) if self.agreed else majority(len(self.owners))
-        return self.merged() if self.looks and len(self.answers) >= wanted else None
+        """Of a write that is done: what its owners held right after it, if all have said so."""
+        complete = self.looks and len(self.answers) == len(self.owners)
+        return self.merged() if complete else None
 
     @property
     def _is_unanimous(self) -> bool:

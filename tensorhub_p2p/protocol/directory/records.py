@@ -89,9 +89,8 @@ class Records(Protocol):
         """`write` in the own zone, and look what stands there then, in one round trip.
 
         Of two peers that write and look one sees the other's write, as if each had read after its
-        own. `then` gets None where that couldn't be had: too many registers, an owner that isn't
-        warm, or, of what is `agreed` (as for `read`), one that didn't answer at once. Who needs it
-        reads then.
+        own. `then` gets None where that couldn't be had: too many registers, or an owner didn't
+        answer at once. Who needs it reads then. `agreed` as for `read`.
         """
 
     def mark(

@@ -14,8 +14,8 @@ Theory of operation.
               a single owner
     CHECKING  is it still covered, by what the owners held right after the pin, or by what is
               read then? A holder that withdraws says so before it looks at the pins, and we pin
-              before we look who withdraws: one of the two sees the other. Only what W owners
-              hold counts here: whoever asks after us must see it, too
+              before we look who withdraws: one of the two sees the other (quorum.py). Only what
+              W owners hold counts here: whoever asks after us must see it, too
     PINNED    answered, with a few of the own zone's holders of each shard, which the group's
               pulls may begin with; the pin stays until `stop`
 

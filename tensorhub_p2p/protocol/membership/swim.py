@@ -13,6 +13,7 @@ Theory of operation. States of a member, and what leads from one to the next:
     ALIVE ──silent for a whole probe, its sockets show nothing──▶ SUSPECT ──verdict──▶ DEAD
     ALIVE, SUSPECT ──silent, its sockets answer──▶ UNRESPONSIVE ──verdict──▶ DEAD
     ALIVE ──its address refuses──▶ SUSPECT
+    ALIVE ──silent, and it was reported dead, or its address is another's──▶ DEAD
     any   ──the member says so at a higher incarnation (refutation)──▶ ALIVE
     any   ──someone else joins from its address──▶ DEAD
     any   ──it says that it leaves──▶ LEFT

@@ -8,8 +8,10 @@ fetched from it in dispatch.py.
     asking   --offer-->                         open (granted) or waiting (its slots are full)
     waiting  --granted later-->                 open;   open --rotated out--> waiting
     asking, waiting, open --a fault-->          resting (asked again after a back-off)
-    any      --two mismatches-->                shunned (never asked again)
-    any      --membership says dead-->          dead
+    resting  --the back-off is over-->          known
+    any      --two mismatches-->                shunned (never asked again; unless it then says that
+                                                it withdrew, and they were lost chunks: resting)
+    any      --membership says dead-->          dead;   dead --it is alive after all--> known
 
 Chunks in flight belong to the readers until they report, whatever became of the source
 meanwhile: a chunk is never in two readers' hands.

@@ -6,8 +6,8 @@ retains, pins, reads or also has what the slot holds; it decides nothing.
 Theory of operation. The wishes of retainers are read first, together with the "withdrawing"
 that is being written: a retain that was on record before the withdrawal began is seen. The
 versions key is read after that was written, or its owners have said with their answers what they
-held then: so of two who withdraw at once each sees the other, or is seen. Other zones' retains
-come with their summaries.
+held then: so of any who withdraw at once the last one sees all others (quorum.py). Other zones'
+retains come with their summaries.
 Other zones' holders are looked for only if the version is retained, and nobody here could keep
 it. Pins are kept by the zone that they are written to.
 A read that isn't answered says nothing: then nothing is given up.

@@ -4,8 +4,9 @@ Rules of this file. `begin`, `readers_gone` and `cut` are the steps of the verb.
 to one handle: it keeps the list of what is still under way, and sees to what the handle has on
 record besides its references.
 
-Theory of operation. A handle is closed once what it held is hidden at W owners and its readers
-are gone, its slot is released at W owners, and what it wanted kept is off the record there. So
+Theory of operation. A handle is closed once what it held is hidden at W owners (or, of what it
+unpublished before, "withdrawing" there: the rest is on its way, withdrawing.py) and its readers are
+gone, its slot is released at W owners, and what it wanted kept is off the record there. So
 a peer that leaves right afterwards has told all there is to tell. At the deadline it counts as
 closed all the same, and the writes go on for as long as the peer lives.
 """

@@ -18,9 +18,9 @@ Theory of operation.
 A publish is one write to each key, with no barrier and no leader; owners refuse it when
 they know of a higher whole version (admission.py), and it is taken back where they did
 not. The mark that it is whole is no part of it (marking.py). What was never whole is aborted:
-nobody pins it, so it is hidden with no wait. (A pin proves that it was whole: its writer has seen
-all shards ready.) Until HIDING the withdrawal can be taken back (`restore`): the caller's deadline
-passed.
+nobody pins it, so it waits for nobody who needs it. (A pin proves that it was whole: its writer has
+seen all shards ready.) Until HIDING the withdrawal can be taken back (`restore`): the caller's
+deadline passed.
 
 When the group's next generation is formed, a publication that is whole is re-issued
 under its id with the new generation; one that is not is aborted (`Aborted`). Whether it

@@ -11,10 +11,7 @@ Theory of operation (the steps of DESIGN, "Unpublishing").
     MARKING     step 1: "withdrawing" to W owners, who refuse later marks; meanwhile what
                 is retained is read
     JUDGING     who needs it? (needs.py) Never whole: nobody. Not needed: on to HIDING. Mere
-                pins: too, if somebody else has all of it. What W owners held when they took the
-                "withdrawing" shows each pin that holds: who pins reads after that who withdraws.
-                It may not show all who withdraw at once (each may see one other's only), so who
-                goes because others have it reads first
+                pins: too, if somebody else has all of it
     ASKING      it is retained, or promised: one holder after the other is asked to keep it
                 (promising.py). All said no: judged once more, as they may have made copies
     SEALING     step 2: all digests of it are taken; who still brings it, and is nobody whom
@@ -155,8 +152,6 @@ class Withdrawal:
         self._told_pullers = False
         self._marked = False
         """W owners have taken the "withdrawing"."""
-        self._glimpse = False
-        """What is known of the key is what W owners held when they took that, and no read after."""
         self._watch: int | None = None
         self._retry_at: float | None = None
         outbox, me, slot = references.outbox, references.me, references.slot
@@ -180,7 +175,7 @@ class Withdrawal:
             self._mark(now)
         else:
             self._become(RefState.LOOKING)
-            self._references.marking.judge(now, lambda now, _whole: self._mark(now))
+            self._references.marking.judge(now, self._looked)
 
     def close_by(self, now: float, time: float) -> None:
         """The handle closes: from now on it is given up by then, kept or not."""
@@ -236,17 +231,24 @@ class Withdrawal:
 
     # --- judging ---
 
+    def _looked(self, now: float, _whole: bool) -> None:
+        if self.state is RefState.LOOKING:  # else it could not wait for that, and is hidden
+            self._mark(now)
+
     def _mark(self, now: float) -> None:
         self._become(RefState.MARKING)
         self._references.write_and_look(now, Phase.WITHDRAWING, self._on_marked)
 
     def _on_marked(self, now: float, refused: Refused | None, seen: Registers | None) -> None:
+        if refused is not None and not self._orders.force:
+            # The owners are full. Who asks there would still find it ready.
+            self._retry_at = now + 4 * self._config.retry_interval
+            return
         self._marked = refused is None
         self._judge(now, seen)
 
     def _judge(self, now: float, seen: Registers | None = None) -> None:
         self._become(RefState.JUDGING)
-        self._glimpse = seen is not None
         self._retry_at = now + 4 * self._config.retry_interval
         self._needs.look(now, seen=seen)
 
@@ -254,7 +256,6 @@ class Withdrawal:
         """The versions key changed, or may have, pins too."""
         if self.state in {RefState.JUDGING, RefState.WAITING}:
             self._retry_at = now + 4 * self._config.retry_interval
-            self._glimpse = False
             self._needs.look(now, anew=self.state is RefState.WAITING)
 
     def _on_need(self, now: float, need: Need) -> None:
@@ -274,12 +275,8 @@ class Withdrawal:
             self.give_up(now)
         elif need.retracted:
             self._hide(now, kept=False)
-        elif not bound and not need.pinned:
-            self._hide_sealed(now, need)
-        elif not bound and need.ready and self._glimpse:
-            self._judge(now)  # who is ready by a glimpse may be one who withdraws as we do
-        elif not bound and need.ready:
-            # All who withdraw read after they wrote so: the last of them sees that, and stays.
+        elif not bound and (need.ready or not need.pinned):
+            # Mere pins: our own record says "withdrawing", so of two such readers one stays.
             self._hide_sealed(now, need)
         elif self._orders.freeing:
             self._references.restore(now)
@@ -531,6 +528,8 @@ class Withdrawal:
             return
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
+            if self.state is RefState.MARKING:
+                self._mark(now)
             self._look(now)
         self._plea.tick(now)
         if self._group_reserve is not None:
