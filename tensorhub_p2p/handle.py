@@ -62,9 +62,9 @@ AT_REST = (HandleState.OPEN, REGISTERED, PUBLISHED, TORN)
 class ShardHandle:
     """Made by `Peer.open`. Use it as a context manager, or call `close()`.
 
-    Each `timeout` is in seconds from the call on. Besides what a verb names, any may raise StateError
-    (the call doesn't fit the handle's state), PeerClosed, and ValueError for an argument that can't
-    be meant, such as a selector that is none.
+    Each `timeout` is in seconds from the call on. Besides what a verb names, any may raise
+    StateError (the call doesn't fit the handle's state), PeerClosed, and ValueError for an argument
+    that can't be meant, such as a selector that is none.
     """
 
     def __init__(
