@@ -36,7 +36,7 @@ from chaos.journal import RUNNER, Event, Exited, Journal, Sampled, now
 from chaos.worker import Settings, Standing
 
 SEED_PORT = 7946
-SAMPLE_FIELDS = ("VmRSS", "Threads")
+SAMPLE_FIELDS = {"VmRSS", "Threads"}
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -104,6 +104,8 @@ class Arena:
         """Names to which a fault is being done."""
         self.clocks: dict[str, Path] = {}
         """By name: the file that sets a worker's wall clock, for those with one of their own."""
+        self.pids: set[int] = set()
+        """Of all processes that were ever started."""
         self.groups: list[Path] = []
         """Control groups that are to be removed."""
         self.wrappers: dict[str, list[str]] = {}
@@ -115,11 +117,12 @@ class Arena:
         self._numbers: dict[str, int] = {}
         self._began = now()
         self._tables = 0
-        self._ports = {role.name: self._seed_port() for role in cast if role.seed}
+        seeds = [role.name for role in cast if role.seed]
+        self._ports = {name: self._seed_port(index) for index, name in enumerate(seeds)}
 
-    def _seed_port(self) -> int:
+    def _seed_port(self, index: int) -> int:
         if self.bed is not None:
-            return SEED_PORT
+            return SEED_PORT + index
         with socket.create_server(("127.0.0.1", 0)) as server:
             port: int = server.getsockname()[1]
             return port
@@ -166,7 +169,7 @@ class Arena:
             bug=self._bug,
             **self._settings,
         )
-        command = [*self.wrappers.get(name, ()), sys.executable, "-m", "chaos.worker"]
+        command = [*self.wrappers.get(name, ()), sys.executable, "-m", "chaos.process"]
         command.append(msgspec.json.encode(settings).decode())
         start: Callable[..., subprocess.Popen[bytes]] = host.popen if host else subprocess.Popen
         with (self.directory / f"{name}.log").open("ab") as log:
@@ -178,6 +181,7 @@ class Arena:
                 cwd=ROOT,
                 env=os.environ | self._clock_of(name),
             )
+        self.pids.add(process.pid)
         life = self.lives[name] = Life(role, number, process, now())
         assert process.stdout is not None
         threading.Thread(
@@ -205,7 +209,6 @@ class Arena:
             "LD_PRELOAD": self._library,
             "FAKETIME_TIMESTAMP_FILE": str(self.clocks[name]),
             "FAKETIME_CACHE_DURATION": "1",
-            "DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "NO_FAKE_STAT": "1",
         }
@@ -304,7 +307,9 @@ class Arena:
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended meanwhile
             facts = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-            rss, threads = (int(facts[name].split()[0]) for name in SAMPLE_FIELDS)
+            if not facts.keys() >= SAMPLE_FIELDS:
+                continue  # it has just ended
+            rss, threads = (int(facts[name].split()[0]) for name in ("VmRSS", "Threads"))
             self.write(
                 Sampled, name=life.who, rss=rss << 10, descriptors=descriptors, threads=threads
             )
@@ -327,7 +332,7 @@ class Arena:
         lose = "drop" if part >= 100 else f"numgen random mod 100 < {part} drop"
         rules = (
             f"table inet {name} {{ chain lose {{ type filter hook input priority 0; policy accept; "
-            f"ip saddr {{ {addresses} }} {lose}; }} }}"
+            f"ip saddr {{ {addresses} }} {lose}; }}; }}"
         )
         _inside(at, "nft", rules)
 

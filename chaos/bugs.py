@@ -20,9 +20,12 @@ from tensorhub_p2p.protocol.retention.promising import Promise
 from tensorhub_p2p.protocol.shards.keeping import Keep
 from tensorhub_p2p.protocol.shards.withdrawing import Withdrawal
 from tensorhub_p2p.runtime.digests import PublishedDigests
-from tensorhub_p2p.transfer import digest, links
+from tensorhub_p2p.runtime.exported import Exported
+from tensorhub_p2p.transfer import digest
+from tensorhub_p2p.transfer.digest import TimedHasher
+from tensorhub_p2p.transfer.native_loops import NativeHasher
 
-DIGEST_SECONDS = 0.5
+DIGEST_SECONDS = 0.1
 """What each digest takes where that shows a bug."""
 BUGS: dict[str, Callable[[], None]] = {}
 
@@ -55,13 +58,8 @@ class _Anything(bytes):
 @bug
 def no_digest_is_compared() -> None:
     """A pull takes whatever bytes come."""
-    plain = digest.timed_hasher
-
-    def believing() -> Any:
-        hasher = plain()
-        return type("Believing", (type(hasher),), {"digest": lambda _self: _Anything()})()
-
-    _patch(links, "timed_hasher", believing)
+    for hasher in (NativeHasher, TimedHasher):
+        _patch(hasher, "digest", lambda _self: _Anything())
 
 
 @bug
@@ -119,7 +117,7 @@ def who_withdraws_promises_to_keep() -> None:
 
 @bug
 def a_drain_is_forgotten() -> None:
-    """A withdrawal waits for no reader."""
+    """A withdrawal waits for no reader, and transports go on giving what was withdrawn."""
 
     def goes_on(self: ShardServer, now: float, _reason: str) -> None:
         self._outbox.emit(Drained(self.slot, self.publication))
@@ -129,6 +127,7 @@ def a_drain_is_forgotten() -> None:
 
     _patch(ShardServer, "withdraw", goes_on)
     _patch(Served, "drained", nothing)
+    _patch(Exported, "drain", lambda _self, _deadline: None)
 
 
 @bug

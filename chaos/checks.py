@@ -268,7 +268,7 @@ def fresh(history: History) -> Found:
 
     Left out: cuts, and what was done to the publisher or to who asks; other zones have their time.
     """
-    published = _published(history)
+    published, asked_at = _published(history), _asked_at(history)
     cuts = [spell for spell in history.spells if spell.kind in CUTS]
     for call in _pulls(list(history.lives.values())):
         assert call.ended is not None
@@ -279,7 +279,7 @@ def fresh(history: History) -> Found:
         life = history.lives[call.who]
         for version, replica, since, until, zone in published:
             wait = 0.0 if zone == life.started.zone else ABROAD_SECONDS
-            fits = since + wait < call.began and call.over < until
+            fits = since + wait < asked_at(call) and call.over < until
             if not fits or call.ended.version >= version or call.ended.epoch > 0:
                 continue
             struck = history.done_to([*_lives_of(history, replica), *history.group_of(call.who)])
@@ -288,9 +288,23 @@ def fresh(history: History) -> Found:
             yield (
                 call.over,
                 call.who,
-                f"got {call.ended.version}, {call.began - since:.2f} s after {version} was "
+                f"got {call.ended.version}, {asked_at(call) - since:.2f} s after {version} was "
                 f"published by {replica}",
             )
+
+
+def _asked_at(history: History) -> Callable[[Call], float]:
+    """When the first member of the group asked: a call is decided once, for all shards."""
+    first: dict[tuple[str, str, int], float] = {}
+
+    def key(call: Call) -> tuple[str, str, int]:
+        assert call.ended is not None
+        replica = history.lives[call.who].started.replica
+        return (replica, call.ended.generation, call.ended.number)
+
+    for call in _pulls(list(history.lives.values())):
+        first[key(call)] = min(call.began, first.get(key(call), inf))
+    return lambda call: first[key(call)]
 
 
 def _published(history: History) -> list[tuple[int, str, float, float, str]]:
@@ -414,8 +428,7 @@ def lively_once_it_is_calm(history: History) -> Found:
             continue
         until = min(closing, calm + LIVELY_WITHIN)
         done = [c for c in life.of("publish", "replicate") if calm < c.over < closing]
-        fresh = [c for c in done if c.succeeded and c.began > calm and c.called.what != "latest-1"]
-        if not fresh:
+        if not any(call.succeeded and call.began > calm for call in done):
             last = life.calls[-1] if life.calls else None
             what = f"{last.verb} {last.called.what}" if last is not None else "no verb"
             error = last.ended.message if last is not None and last.ended is not None else "no end"

@@ -29,6 +29,8 @@ from chaos.worker import VerbFailed, Worker
 VERB_SECONDS = 20.0
 SHORT_SECONDS = 4.0
 """For what may not exist."""
+STEP_SECONDS = 0.2
+"""Before the next tick: so long the tensors are nobody's but the trainer's."""
 RESTS = (0.05, 0.6)
 REPLACED = (th.SlotTaken, th.PeerClosed)
 """After these a handle is of no use any more."""
@@ -44,8 +46,10 @@ def trainer(worker: Worker) -> None:
             last = tick
             _published(worker, tick)
         until = settings.began + (tick + 1) * settings.period
-        worker.stop.wait(max(0.01, until - now() - 0.2))
+        worker.stop.wait(max(0.01, until - now() - STEP_SECONDS))
         _taken_back(worker)
+        if worker.handle.state is th.HandleState.REGISTERED:
+            content.fill(worker.tensors, settings.shard, tick + 1)  # the next step of training
 
 
 def _published(worker: Worker, tick: int) -> bool:
@@ -84,13 +88,14 @@ def elastic(worker: Worker) -> None:
 def keeper(worker: Worker) -> None:
     """Of the versions that it retains, it asks for one that isn't the newest."""
     with_handle(worker)
+    seen: set[int] = set()
     while not worker.stop.is_set():
-        whole = _whole(worker)[: worker.settings.newest]
+        seen.update(_whole(worker))
+        kept = sorted(seen)[-worker.settings.newest :]
         if worker.settings.num_shards > 1:
             replicate(worker, "latest-1", SHORT_SECONDS)  # all of its shards ask the same
-        elif len(whole) > 1:
-            version = worker.random.choice(whole[1:])
-            replicate(worker, version, SHORT_SECONDS)
+        elif len(kept) > 1:
+            replicate(worker, worker.random.choice(kept[:-1]), SHORT_SECONDS)
         worker.stop.wait(worker.random.uniform(*RESTS))
 
 

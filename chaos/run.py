@@ -50,6 +50,7 @@ REST_SECONDS = 1.5
 RETRY_SECONDS = 0.5
 TRIES = 6
 """A fault that finds nobody to strike is tried so often, then left out."""
+FAKETIME_FILES = ("faketime_shm_", "sem.faketime_sem_")
 WITH_CLOCKS = 3
 """So many workers have a wall clock of their own, which can be set."""
 
@@ -90,6 +91,7 @@ class Conductor:
         self._random = random.Random(f"strikes/{plan.seed}")
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._closing = False
+        self._seen: set[str] = set()
         self._order = itertools.count()
         self._numbers = itertools.count(1)
         self._under_way: dict[int, Callable[[], None]] = {}
@@ -139,11 +141,11 @@ class Conductor:
         self._say(name)
 
     def _all_there(self) -> bool:
-        standings = self.arena.look()
-        return all(
-            name in standings and (standings[name].version >= 0 or standings[name].leads)
-            for name in self.arena.cast
-        )
+        """Whether each has once had a version, or led its group."""
+        for name, standing in self.arena.look().items():
+            if standing.version >= 0 or standing.leads:
+                self._seen.add(name)
+        return self._seen == set(self.arena.cast)
 
     def _close(self) -> list[str]:
         self._closing = True
@@ -241,7 +243,10 @@ def carry_out(plan: Plan, directory: Path, *, bed: bool, say: Callable[[str], No
         finally:
             arena.close()
         for name in set(os.listdir("/dev/shm")) - shared:
-            arena.write(Trouble, what=f"left behind in /dev/shm: {name}")
+            if name.startswith(FAKETIME_FILES) and int(name.rpartition("_")[2]) in arena.pids:
+                os.unlink(f"/dev/shm/{name}")  # it leaves them behind when its process is killed
+            else:
+                arena.write(Trouble, what=f"left behind in /dev/shm: {name}")
         arena.write(Phase, phase="over", detail=", ".join(leaked))
     finally:
         if testbed is not None:

@@ -6,13 +6,14 @@ scenario NAME` plays one; the tests see that all have what they need.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from chaos.arena import Role
 from chaos.casting import Shape
 from chaos.schedule import Planned
 
 MIB = 1 << 20
+SPARE_SHAPE = Shape(period=2.0, tensors=2, size=4 * MIB, mbit=250.0)
 CALM_SHAPE = Shape(period=2.0)
 
 
@@ -30,19 +31,21 @@ class Scenario:
     finds: str = ""
 
 
-def trainer(number: int, *, seed: bool = False, newest: int = 0) -> Role:
+def trainer(number: int) -> Role:
     name = f"trainer-{number}"
-    return Role(name, "trainer", name, host=number, seed=seed, newest=newest)
+    return Role(name, "trainer", name, host=number, seed=True)
 
 
-def rollout(number: int, *, seed: bool = False, transports: tuple[str, ...] = ()) -> Role:
+def rollout(number: int, *, seed: bool = False) -> Role:
     name = f"rollout-{number}"
-    return Role(name, "rollout", name, host=2 + number, seed=seed, transports=transports)
+    return Role(name, "rollout", name, host=2 + number, seed=seed)
 
 
 KEEPER = Role("keeper-0", "keeper", "keeper-0", host=2, newest=4, seed=True)
-SMALL = (trainer(0, seed=True), rollout(0, seed=True), rollout(1, seed=True), rollout(2))
-KEPT = (trainer(0, seed=True), trainer(1, seed=True), KEEPER)
+SMALL = (trainer(0), rollout(0, seed=True), rollout(1, seed=True), rollout(2))
+KEPT = (trainer(0), trainer(1), KEEPER)
+SPARE = (trainer(0), trainer(1), rollout(0, seed=True), *(rollout(n) for n in range(1, 5)))
+"""Whichever source dies, there is another one. By TCP only, as each has a host of its own."""
 
 
 def every(seconds: float, kind: str, until: float) -> tuple[Planned, ...]:
@@ -53,10 +56,18 @@ def every(seconds: float, kind: str, until: float) -> tuple[Planned, ...]:
 SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario("nothing is done to anybody", SMALL, seconds=10.0),
     "sources-die": Scenario(
-        "sources are killed one after the other", SMALL, faults=every(2.5, "kill a source", 20.0)
+        "sources are killed one after the other, and others are there",
+        SPARE,
+        SPARE_SHAPE,
+        faults=every(4.0, "kill a source", 30.0),
+        seconds=32.0,
     ),
     "sources-stop": Scenario(
-        "sources are stopped one after the other", SMALL, faults=every(4.0, "stop a source", 20.0)
+        "sources are stopped one after the other, and others are there",
+        SPARE,
+        SPARE_SHAPE,
+        faults=every(6.0, "stop a source", 30.0),
+        seconds=36.0,
     ),
     "retained": Scenario("old versions are asked for", KEPT, seconds=16.0),
     "bug-digest": Scenario(
@@ -101,5 +112,5 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def named(name: str) -> Scenario:
-    return replace(SCENARIOS[name])
+MEASURED = ("sources-die", "sources-stop")
+"""What `make chaos` plays at its end, for the stalls of one fault at a time."""

@@ -1,7 +1,5 @@
 """One worker process: a peer, its program, and what it can be told to do to itself.
 
-    python -m chaos.worker '{"name": "rollout-1", ...}'      as Settings below
-
 Rules of this file. The program runs in the main thread, as a user's would; orders come as JSON
 lines over stdin, to a thread of their own, and are answered with one line each on stdout. The end
 of stdin ends the process: whoever started it is gone. All that happens is written to the journal
@@ -17,14 +15,12 @@ Orders: {"do": "look"}                       who I am to others just now (`Stand
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import os
 import random
 import resource
-import signal
 import sys
 import threading
-import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +28,7 @@ from typing import Any
 import msgspec
 
 import tensorhub_p2p as th
-from chaos import bugs, content
+from chaos import content
 from chaos.journal import (
     Called,
     Compared,
@@ -176,7 +172,8 @@ class Worker:
         state = self.handle.state.name if hasattr(self, "handle") else ""
         self.write(Ended, call=number, error=name, message=message, state=state)
         if not isinstance(error, (th.TensorHubError, KeyboardInterrupt)):
-            self.write(Trouble, what=f"an error without a type of ours: {name}: {message}")
+            trace = "".join(traceback.format_exception(error))[-2000:]
+            self.write(Trouble, what=f"an error without a type of ours: {name}: {message}\n{trace}")
 
     def _succeeded(self, number: int, result: Any) -> None:
         if not isinstance(result, th.Pull):
@@ -359,37 +356,3 @@ class Worker:
     def _do_end(self) -> bool:
         self.stop.set()
         return True
-
-
-def main() -> None:
-    faulthandler.register(signal.SIGUSR1)
-    from chaos.programs import PROGRAMS
-
-    settings = msgspec.json.decode(sys.argv[1].encode(), type=Settings)
-    bugs.plant(settings.bug)
-    worker = Worker(settings)
-    signal.signal(signal.SIGINT, worker.interrupted)
-    threading.Thread(target=worker.obey, name="chaos-orders", daemon=True).start()
-    code = 0
-    try:
-        worker.join()
-        PROGRAMS[settings.role](worker)
-    except VerbFailed as failed:
-        code = 0 if worker.stop.is_set() else 2
-        if not isinstance(failed.error, th.TensorHubError | KeyboardInterrupt):
-            code = 4
-    closing = time.monotonic()
-    try:
-        worker.close()
-    except VerbFailed as failed:
-        if not isinstance(failed.error, th.RetentionLost):
-            code = 5
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("tensorhub")]
-    if left and time.monotonic() - closing < CLOSE_SECONDS:
-        worker.write(Trouble, what=f"threads that outlive the peer: {left}")
-    sys.stdout.flush()
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -47,7 +47,6 @@ def test_a_cast_is_complete(seed: int) -> None:
     assert len({role.name for role in roles}) == len(roles)
     assert len({role.role for role in roles if role.num_shards == 1}) in {0, 4}
     assert sum(role.seed for role in roles) == SEEDS
-    assert len({role.host for role in roles if role.seed}) == SEEDS, "they die one by one"
     assert len({role.zone for role in roles}) == shape.zones
     by_host = {host: [r for r in roles if r.host == host] for host in range(shape.hosts)}
     assert all(len(there) <= PER_HOST for there in by_host.values())
