@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from tensorhub_p2p.protocol.groups.resolving import DirectoryResolver
 from tensorhub_p2p.protocol.identity import Slot
+from tensorhub_p2p.protocol.machine import earliest
 from tensorhub_p2p.protocol.pulls.served import Served
 from tensorhub_p2p.protocol.pulls.serving import Drained, ShardServer
 from tensorhub_p2p.protocol.retention.held import RefState
-from tensorhub_p2p.protocol.retention.promising import Promise
+from tensorhub_p2p.protocol.retention.promising import Candidate, Promise, Verdict
+from tensorhub_p2p.protocol.shards import withdrawing
 from tensorhub_p2p.protocol.shards.keeping import Keep
 from tensorhub_p2p.protocol.shards.withdrawing import Withdrawal
 from tensorhub_p2p.runtime.digests import PublishedDigests
@@ -25,7 +28,9 @@ from tensorhub_p2p.transfer import digest
 from tensorhub_p2p.transfer.digest import TimedHasher
 from tensorhub_p2p.transfer.native_loops import NativeHasher
 
-DIGEST_SECONDS = 0.1
+ANSWER_SECONDS = 0.3
+"""By so much an answer is late where that shows a bug."""
+DIGEST_SECONDS = 0.3
 """What each digest takes where that shows a bug."""
 BUGS: dict[str, Callable[[], None]] = {}
 
@@ -104,7 +109,26 @@ def a_copy_for_retainers_is_dropped() -> None:
 
 @bug
 def who_withdraws_promises_to_keep() -> None:
-    """Two that give a version up at once each count on the other."""
+    """Two that give a version up at once each ask the other, say yes, and count on that. Answers
+    are late, as over a slow link, or they would seldom cross.
+    """
+    on_plea, tick, wakeup = Withdrawal._on_plea, Withdrawal.tick, Withdrawal.next_wakeup
+    late: dict[Withdrawal, float] = {}
+
+    def hears_late(self: Withdrawal, now: float, verdict: Verdict) -> None:
+        if verdict is Verdict.KEPT:
+            late[self] = now + ANSWER_SECONDS
+        else:
+            on_plea(self, now, verdict)
+
+    def ticks(self: Withdrawal, now: float) -> None:
+        tick(self, now)
+        if late.get(self, inf) <= now:
+            del late[self]
+            on_plea(self, now, Verdict.KEPT)
+
+    def wakes(self: Withdrawal) -> float | None:
+        return earliest(wakeup(self), late.get(self))
 
     def says_yes(
         self: Promise, now: float, _stance: object, _me: object, _sender: object, ask: Any
@@ -112,7 +136,16 @@ def who_withdraws_promises_to_keep() -> None:
         self.bind(now, ask.publication)
         return True
 
+    def all_of_them(copies: Any, _what: object, me: object, *_how: object) -> list[Candidate]:
+        others = [copy for copy in copies if (copy.peer, copy.slot) != me]
+        return [Candidate(copy.peer, copy.slot) for copy in others]
+
+    _patch(withdrawing, "keepers", all_of_them)
     _patch(Promise, "consider", says_yes)
+    _patch(Withdrawal, "promised", lambda _self, _now: None)
+    _patch(Withdrawal, "_on_plea", hears_late)
+    _patch(Withdrawal, "tick", ticks)
+    _patch(Withdrawal, "next_wakeup", wakes)
 
 
 @bug
@@ -132,7 +165,9 @@ def a_drain_is_forgotten() -> None:
 
 @bug
 def digests_go_on_after_the_withdrawal() -> None:
-    """They are slow, they don't stop, and are still told: of tensors that may have changed."""
+    """They are slow; nobody waits for them, and they go on, and are told: of tensors that may have
+    changed.
+    """
     plain = digest.digest
 
     def slow(*what: Any) -> bytes:
@@ -144,4 +179,5 @@ def digests_go_on_after_the_withdrawal() -> None:
 
     _patch(digest, "digest", slow)
     _patch(PublishedDigests, "stop", goes_on)
+    _patch(Withdrawal, "_decide", lambda self, now, _need: self._hide(now, kept=False))
     a_drain_is_forgotten()

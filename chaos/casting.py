@@ -18,7 +18,7 @@ SIZES = ((4, 64 << 10), (40, 64 << 10), (4, 1 << 20), (2, 4 << 20))
 
 @dataclass(frozen=True)
 class Shape:
-    """How a run is cut. Sizes in bytes."""
+    """How a run is cut. Sizes in bytes; `period` and `step` as in the workers' settings."""
 
     workers: int = 20
     shards: int = 1
@@ -27,6 +27,7 @@ class Shape:
     tensors: int = 4
     size: int = 1 << 20
     period: float = 2.0
+    step: float = 0.2
 
     @staticmethod
     def drawn(seed: int, workers: int) -> Shape:

@@ -22,6 +22,9 @@ ABROAD_SECONDS = 7.0
 """Within which other zones see a version; with two for a full machine."""
 HEALS = 12.0
 """Seconds after a cut until all know each other again."""
+RETAIN_HEARD_ABROAD = 12.0
+TAKEN_OVER_WITHIN = 1.0
+"""Seconds for which a version may not be there while a copy of it is being taken."""
 LIVELY_WITHIN = 20.0
 SETTLES = 8.0
 """Seconds of a life after which what it uses is its usual."""
@@ -339,27 +342,43 @@ def _lives_of(history: History, replica: str) -> list[str]:
 
 @check("G6")
 def retained_versions_stay(history: History) -> Found:
-    """What a keeper retains it gets, while nobody dies (it may be his copy), and no cable fails."""
-    deaths = [life.end for life in history.lives.values() if life.end < inf]
+    """What somebody retains is there whenever he looks, or soon after: while one holder withdraws,
+    another may be just taking it over. Left out: whatever was done to anybody since it was
+    published, as it may have been the one with the copy. Other zones hear of a retain later.
+    """
+    zones = {life.started.zone for life in history.lives.values()}
     whole = sorted((since, version) for version, _, since, _, _ in _published(history))
     for life in history.lives.values():
-        opened = [call.over for call in life.of("open") if call.succeeded]
-        for call in life.of("replicate"):
-            if call.succeeded or call.ended is None or not call.called.what.isdigit():
-                continue
-            version = int(call.called.what)
-            born = min((since for since, number in whole if number == version), default=inf)
-            newer = {number for since, number in whole if number > version and since < call.over}
-            if (
-                call.ended.error not in {"VersionUnavailable", "Timeout"}
-                or not opened
-                or opened[0] > born
-                or len(newer) >= life.started.newest
-                or any(born - 1.0 < at < call.over for at in deaths)
-                or any(spell.overlaps(born, call.over, HEALS) for spell in history.spells)
-            ):
-                continue
-            yield call.over, life.who, f"retains {version}, and can't get it: {call.ended.message}"
+        opened = min((c.over for c in life.of("open") if c.succeeded), default=inf)
+        opened += RETAIN_HEARD_ABROAD if len(zones) > 1 else 0.0
+        missing: dict[int, float] = {}
+        for look in life.looks if life.started.newest else ():
+            there = {version for _, version, is_whole in look.found if is_whole}
+            for version in _retained(whole, opened, look.at, life.started.newest):
+                if version in there or not _was_calm(history, whole, version, look.at):
+                    missing.pop(version, None)
+                elif look.at - missing.setdefault(version, look.at) > TAKEN_OVER_WITHIN:
+                    yield look.at, life.who, f"retains {version}, which is nowhere"
+                    missing[version] = inf  # once is enough
+
+
+def _retained(
+    whole: list[tuple[float, int]], opened: float, at: float, newest: int
+) -> Iterator[int]:
+    """What a handle that was open since `opened` retains then: at least these."""
+    published = {version for since, version in whole if since < at}
+    for since, version in whole:
+        newer = sum(number > version for number in published)
+        if opened < since < at - TAKEN_OVER_WITHIN and newer < newest:
+            yield version
+
+
+def _was_calm(history: History, whole: list[tuple[float, int]], version: int, until: float) -> bool:
+    """Nobody died, and nothing was done to anybody, since the version was published."""
+    born = min(since for since, number in whole if number == version)
+    return not any(born - 1.0 < life.end < until for life in history.lives.values()) and not any(
+        spell.overlaps(born, until, HEALS) for spell in history.spells
+    )
 
 
 # --- G7 ---

@@ -18,6 +18,7 @@ from chaos.journal import (
     Ended,
     Exited,
     Fault,
+    Listed,
     Phase,
     Sampled,
     Spoilt,
@@ -66,6 +67,7 @@ class Life:
     calls: list[Call] = field(default_factory=list)
     samples: list[Sampled] = field(default_factory=list)
     spoilt: list[Spoilt] = field(default_factory=list)
+    looks: list[Listed] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     exited: Exited | None = None
 
@@ -181,6 +183,8 @@ def _take_other(found: History, event: AnyEvent) -> None:
         found.lives[event.name].exited = event
     elif isinstance(event, Sampled) and event.name in found.lives:
         found.lives[event.name].samples.append(event)
+    elif isinstance(event, Listed):
+        found.lives[event.who].looks.append(event)
     elif isinstance(event, Spoilt):
         found.lives[event.who].spoilt.append(event)
     elif isinstance(event, Trouble):

@@ -29,8 +29,6 @@ from chaos.worker import VerbFailed, Worker
 VERB_SECONDS = 20.0
 SHORT_SECONDS = 4.0
 """For what may not exist."""
-STEP_SECONDS = 0.2
-"""Before the next tick: so long the tensors are nobody's but the trainer's."""
 RESTS = (0.05, 0.6)
 REPLACED = (th.SlotTaken, th.PeerClosed)
 """After these a handle is of no use any more."""
@@ -46,7 +44,7 @@ def trainer(worker: Worker) -> None:
             last = tick
             _published(worker, tick)
         until = settings.began + (tick + 1) * settings.period
-        worker.stop.wait(max(0.01, until - now() - STEP_SECONDS))
+        worker.stop.wait(max(0.01, until - now() - settings.step))
         _taken_back(worker)
         if worker.handle.state is th.HandleState.REGISTERED:
             content.fill(worker.tensors, settings.shard, tick + 1)  # the next step of training

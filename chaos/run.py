@@ -235,6 +235,7 @@ def carry_out(plan: Plan, directory: Path, *, bed: bool, say: Callable[[str], No
             tensors=plan.shape.tensors,
             size=plan.shape.size,
             period=plan.shape.period,
+            step=plan.shape.step,
         )
         _give_clocks(arena, plan)
         conductor = Conductor(plan, arena, say)

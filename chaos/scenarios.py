@@ -91,7 +91,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "bug-promise": Scenario(
         "two that withdraw at once promise each other to keep it",
-        KEPT,
+        (trainer(0), KEEPER, rollout(1), rollout(2)),
         bug="who_withdraws_promises_to_keep",
         finds="retained_versions_stay",
     ),
@@ -105,7 +105,7 @@ SCENARIOS: dict[str, Scenario] = {
     "bug-digest-late": Scenario(
         "digests are taken of tensors that were taken back",
         SMALL,
-        Shape(period=1.0, tensors=2, size=16 * MIB, mbit=250.0),
+        Shape(period=4.0, step=3.2, tensors=2, size=MIB),
         bug="digests_go_on_after_the_withdrawal",
         finds="right_bytes",
     ),

@@ -75,6 +75,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int = 4
     size: int = 1 << 20
     period: float = 2.0
+    step: float = 0.2
+    """Seconds before the next version in which the tensors are nobody's but the trainer's."""
     newest: int = 0
     spot: bool = False
     pulls: int = 0

@@ -21,6 +21,7 @@ from chaos.journal import (
     Exited,
     Fault,
     Journal,
+    Listed,
     Phase,
     Sampled,
     Spoilt,
@@ -195,7 +196,8 @@ def lost(story: Story) -> None:
     story.verb("k.1", "open", "k", 0.1, 0.2)
     story.pull("k.1", 2, 6.0, 6.1)
     story.exit("k.1", 11.0, 0)
-    story.verb("k.1", "replicate", 1, 6.5, 6.6, error="VersionUnavailable")
+    for at in (6.4, 7.0, 7.6):
+        story.events.append(Listed(at=at, who="k.1", found=((0, 2, True), (0, 1, False))))
 
 
 def replaced(story: Story) -> None:
