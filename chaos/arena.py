@@ -145,6 +145,7 @@ class Arena:
     def start(self, name: str) -> Life:
         """The worker's next life."""
         role = self.cast[name]
+        self._ended(name)
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         host = self.host_of(name)
         settings = Settings(
@@ -278,17 +279,21 @@ class Arena:
     def reap(self) -> list[Life]:
         """Processes that ended since the last call; each is told once."""
         self._end_former(now())
-        gone = []
-        for name, life in list(self.lives.items()):
-            code = life.process.poll()
-            if code is not None:
-                self.write(Exited, name=life.who, code=code)
-                del self.lives[name]
-                if life.process.stdin is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        life.process.stdin.close()
-                gone.append(life)
-        return gone
+        found = [self._ended(name) for name in list(self.lives)]
+        return [life for life in found if life is not None]
+
+    def _ended(self, name: str) -> Life | None:
+        """The worker's process, if it has just ended: that is told, once."""
+        life = self.lives.get(name)
+        code = life.process.poll() if life is not None else None
+        if life is None or code is None:
+            return None
+        self.write(Exited, name=life.who, code=code)
+        del self.lives[name]
+        if life.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                life.process.stdin.close()
+        return life
 
     def _end_former(self, until: float) -> None:
         """Those whose time is over by then."""

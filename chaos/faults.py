@@ -27,6 +27,8 @@ STOPS = (1.0, 60.0)
 """Seconds of SIGSTOP: most are short (the logarithm is drawn evenly)."""
 RESTARTS = (0.2, 4.0)
 """Seconds until who was killed is started again."""
+ROOM_UNDER_PRESSURE = 1 << 20
+"""Bytes that a process may still take; what it had before counts for the group that it was in."""
 FORMER_SECONDS = 8.0
 """Who was replaced goes on for so long, and then ends."""
 FAKETIME = (
@@ -362,18 +364,16 @@ def clock_jump(arena: Arena, rng: random.Random) -> Iterator[Struck]:
 
 @fault("memory pressure", needs="cgroup")
 def memory_pressure(arena: Arena, rng: random.Random) -> Iterator[Struck]:
-    """It gets no page more than it has: whatever asks for one waits."""
+    """It gets hardly a page more than it has: whatever asks for one waits."""
     name = choose(arena, rng)
     life = arena.lives[name]
     group = CGROUPS / f"thub-chaos-{os.getpid()}-{life.process.pid}"
     group.mkdir()
     try:
-        (group / "memory.move_charge_at_immigrate").write_text("3")
         (group / "memory.oom_control").write_text("1")  # wait, don't kill
+        (group / "memory.limit_in_bytes").write_text(str(ROOM_UNDER_PRESSURE))
         (group / "cgroup.procs").write_text(str(life.process.pid))
-        usage = int((group / "memory.usage_in_bytes").read_text())
-        (group / "memory.limit_in_bytes").write_text(str(usage + (1 << 20)))
-        yield Struck((life.who,), log_uniform(rng, 1.0, 10.0), f"at {usage >> 20} MiB")
+        yield Struck((life.who,), log_uniform(rng, 1.0, 10.0))
         (group / "memory.limit_in_bytes").write_text("-1")
     finally:
         if life.process.poll() is None:
