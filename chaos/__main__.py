@@ -19,7 +19,7 @@ from chaos.scenarios import MEASURED, SCENARIOS, Scenario
 from chaos.timeline import write_timeline
 
 SMOKE_ROUNDS, SMOKE_SECONDS, SMOKE_WORKERS = 2, 36.0, 12
-FULL_ROUNDS, FULL_SECONDS, FULL_WORKERS = 9, 70.0, 20
+FULL_ROUNDS, FULL_SECONDS, FULL_WORKERS = 8, 70.0, 20
 SOAK_SECONDS = 600.0
 CALM_SECONDS = 16.0
 PAUSE_SECONDS = 1.9
@@ -42,7 +42,7 @@ def smoke(seed: Seed = 0, out: Out = OUT, plain: Plain = False) -> None:
 
 @app.command()
 def full(seed: Seed = 0, out: Out = OUT, plain: Plain = False) -> None:
-    """Nine runs of twenty workers, some 300 faults, and two named ones: under twenty minutes."""
+    """Eight runs of twenty workers, some 300 faults, and three named ones: under twenty minutes."""
     seeds = _seeds(seed, FULL_ROUNDS)
     clean = _rounds("full", seeds, FULL_SECONDS, FULL_WORKERS, out, plain=plain)
     for name in MEASURED:
@@ -181,7 +181,7 @@ def _play_scenario(name: str, one: Scenario, directory: Path, *, plain: bool) ->
     """Whether it went as it must: nothing was broken, or the planted bug was found."""
     bed, kinds = _means(plain=plain)
     missing = {planned.kind for planned in one.faults} - set(kinds)
-    if missing:
+    if missing and not one.apart:
         console.print(f"{name} can't be played here: {', '.join(sorted(missing))}")
         return False
     console.print(f"\n[bold]{name}[/]: {one.about}")
@@ -189,10 +189,11 @@ def _play_scenario(name: str, one: Scenario, directory: Path, *, plain: bool) ->
         seed=1,
         cast=one.cast,
         shape=one.shape,
-        faults=one.faults,
+        faults=[planned for planned in one.faults if planned.kind in kinds],
         seconds=one.seconds,
         calm=one.calm,
         bug=one.bug,
+        apart=one.apart,
     )
     run = _play(plan, directory / "run", bed=bed)
     found = {violation.check for violation in run.violations}

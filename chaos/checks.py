@@ -96,14 +96,19 @@ def _is_spoilt(life: Life, call: Call) -> bool:
 @check("G1")
 def nobody_reads_what_was_taken_back(history: History) -> Found:
     """A source sends no wrong bytes, unless its memory was spoilt: who withdraws waits for its
-    readers before the tensors may change. Left out: readers and sources to which something was
+    readers before the tensors may change. Of one whose name the puller had not learnt any may be
+    the one that was spoilt. Left out: readers and sources to which something was
     done, as the wait is for one lease at most.
     """
     spoilt = {life.who for life in history.lives.values() if life.spoilt}
     for call in history.calls:
         for source in call.ended.mismatched if call.ended is not None else ():
             struck = history.done_to([call.who, source])
-            if source in spoilt or any(s.overlaps(call.began, call.over, HEALS) for s in struck):
+            if (
+                source in spoilt
+                or (not source and spoilt)
+                or any(s.overlaps(call.began, call.over, HEALS) for s in struck)
+            ):
                 continue
             yield call.over, call.who, f"{source} sent wrong bytes of {call.called.what}"
         if call.ended is not None and call.ended.error == "IntegrityError" and not spoilt:
@@ -228,15 +233,33 @@ def _were_together(shards: list[list[Stay]], until: float) -> bool:
 
 @check("G4")
 def never_backwards(history: History) -> Found:
-    """ "Latest" of a process never goes back, nor does a group's that had a member all the time."""
+    """No process's "latest" goes back, nor that of a group that had a member all the time.
+
+    An answer counts once all shards have it: a call that one of them couldn't finish is void.
+    """
     for replica, lives in history.by_replica().items():
-        latest = [c for c in _pulls(lives) if c.called.what == "latest"]
+        latest = _of_all_shards([c for c in _pulls(lives) if c.called.what == "latest"], lives)
         for before, after in _ordered(latest):
             assert before.ended is not None
             assert after.ended is not None
             was, now = (before.ended.epoch, before.ended.version), _order(after)
             if now < was and _somebody_remembers(lives, before, after):
                 yield after.over, after.who, f"{replica} had {was} by {before.who}, then {now}"
+
+
+def _of_all_shards(calls: list[Call], lives: list[Life]) -> list[Call]:
+    """Those of calls of the group in which every shard succeeded."""
+    shard = {life.who: life.started.shard for life in lives}
+    done: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for call in calls:
+        assert call.ended is not None
+        done[call.ended.generation, call.ended.number].add(shard[call.who])
+    return [
+        call
+        for call in calls
+        if call.ended is not None
+        and len(done[call.ended.generation, call.ended.number]) == lives[0].started.num_shards
+    ]
 
 
 def _order(call: Call) -> tuple[int, int]:

@@ -51,6 +51,8 @@ RETRY_SECONDS = 0.5
 TRIES = 6
 """A fault that finds nobody to strike is tried so often, then left out."""
 FAKETIME_FILES = ("faketime_shm_", "sem.faketime_sem_")
+LONGEST_APART = 4.0
+REST_APART = 2.5
 WITH_CLOCKS = 3
 """So many workers have a wall clock of their own, which can be set."""
 
@@ -66,6 +68,9 @@ class Plan:
     seconds: float
     calm: float = 20.0
     bug: str = ""
+    apart: bool = False
+    """One fault at a time, none longer than `LONGEST_APART`, with a rest between; their times are
+    not heeded, and it is over when all were there."""
 
 
 @dataclass
@@ -90,6 +95,8 @@ class Conductor:
         self._say = say
         self._random = random.Random(f"strikes/{plan.seed}")
         self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._quiet = False
+        """No fault begins any more."""
         self._closing = False
         self._seen: set[str] = set()
         self._order = itertools.count()
@@ -125,9 +132,11 @@ class Conductor:
         joined = self._go_on(JOIN_SECONDS, self._all_there)
         self._phase("begun", "" if joined else "not all had joined")
         self._sample()
-        for planned in self.plan.faults:
-            self._later(planned.at, lambda kind=planned.kind: self._strike(kind, TRIES))  # type: ignore[misc]
-        self._go_on(self.plan.seconds)
+        if self.plan.apart:
+            self._one_by_one()
+        else:
+            self._by_the_clock()
+        self._quiet = True
         for end in list(self._under_way.values()):
             end()
         self._phase("calm")
@@ -135,6 +144,18 @@ class Conductor:
         self._sample_once()
         self._phase("closing")
         return self._close()
+
+    def _by_the_clock(self) -> None:
+        for planned in self.plan.faults:
+            self._later(planned.at, lambda kind=planned.kind: self._strike(kind, TRIES))  # type: ignore[misc]
+        self._go_on(self.plan.seconds)
+
+    def _one_by_one(self) -> None:
+        for planned in self.plan.faults:
+            self._strike(planned.kind, TRIES)
+            self._go_on(TRIES * RETRY_SECONDS, lambda: bool(self._under_way))
+            self._go_on(self.plan.seconds, lambda: not self._under_way)
+            self._go_on(REST_APART)
 
     def _phase(self, name: str, detail: str = "") -> None:
         self.arena.write(Phase, phase=name, detail=detail)
@@ -177,6 +198,8 @@ class Conductor:
     # --- faults ---
 
     def _strike(self, kind: str, tries: int) -> None:
+        if self._quiet:
+            return
         strike = FAULTS[kind].strike(self.arena, self._random)
         try:
             struck = next(strike)
@@ -199,7 +222,8 @@ class Conductor:
             self._tell(number, kind, struck, ends=True)
 
         self._under_way[number] = end
-        self._later(struck.seconds, end)
+        longest = LONGEST_APART if self.plan.apart else struck.seconds
+        self._later(min(struck.seconds, longest), end)
 
     def _tell(self, number: int, kind: str, struck: Struck, *, ends: bool) -> None:
         self.arena.write(

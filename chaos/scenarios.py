@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from chaos.arena import Role
 from chaos.casting import Shape
+from chaos.faults import FAULTS
 from chaos.schedule import Planned
 
 MIB = 1 << 20
@@ -29,6 +30,7 @@ class Scenario:
     calm: float = 6.0
     bug: str = ""
     finds: str = ""
+    apart: bool = False
 
 
 def trainer(number: int) -> Role:
@@ -68,6 +70,14 @@ SCENARIOS: dict[str, Scenario] = {
         SPARE_SHAPE,
         faults=every(6.0, "stop a source", 30.0),
         seconds=36.0,
+    ),
+    "each-kind": Scenario(
+        "every kind of fault, one at a time, with nothing else going on",
+        SPARE,
+        SPARE_SHAPE,
+        faults=tuple(Planned(0.0, kind) for kind in FAULTS),
+        seconds=60.0,
+        apart=True,
     ),
     "retained": Scenario("old versions are asked for", KEPT, seconds=16.0),
     "bug-digest": Scenario(
@@ -112,5 +122,5 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-MEASURED = ("sources-die", "sources-stop")
+MEASURED = ("each-kind", "sources-die", "sources-stop")
 """What `make chaos` plays at its end, for the stalls of one fault at a time."""
