@@ -5,6 +5,7 @@
 #   make simulate-long   3,000 simulated memberships and 1,000 whole clusters;
 #                        SEEDS=n and CLUSTER_SEEDS=n for more
 #   make test-transports   the tests of the transports that are optional, too
+#   make chaos   real processes, killed, stopped and cut off; as root with links that fail, too
 #   make check   lint, format, types, floors, and Python 3.10 to 3.13
 #
 # Each makes its own virtual environment when there is none and installs what it
@@ -21,6 +22,7 @@ NATIVE := hatch_build.py tensorhub_p2p/transfer/native_loops.c
 PYTHONS := 3.10 3.11 3.12 3.13
 
 .PHONY: demo test check simulate-long format venv clean transports test-transports
+.PHONY: chaos chaos-smoke chaos-soak chaos-bugs
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -36,7 +38,7 @@ check: $(STAMP)
 	@# Only one Python is installed here; mypy knows the syntax and the standard library of all.
 	set -e; for version in $(PYTHONS); do \
 		echo "mypy --strict, Python $$version"; \
-		$(BIN)/mypy --python-version $$version tensorhub_p2p; \
+		$(BIN)/mypy --python-version $$version tensorhub_p2p chaos; \
 	done
 
 # What fails is made as small as possible and kept as a file, which the tests replay.
@@ -46,6 +48,20 @@ simulate-long: $(STAMP)
 	$(BIN)/python -m tensorhub_p2p.sim.seeds --seeds $(SEEDS) --failures tests/regressions
 	$(BIN)/python -m tensorhub_p2p.sim.cluster.seeds --seeds $(CLUSTER_SEEDS) \
 		--failures tests/regressions/cluster
+
+# docs/chaos.md. ARGS="--seed 7" repeats a run.
+HOURS ?= 1
+chaos-smoke: $(STAMP)
+	$(BIN)/python -m chaos smoke $(ARGS)
+
+chaos: $(STAMP)
+	$(BIN)/python -m chaos full $(ARGS)
+
+chaos-soak: $(STAMP)
+	$(BIN)/python -m chaos soak $(HOURS) $(ARGS)
+
+chaos-bugs: $(STAMP)
+	$(BIN)/python -m chaos bugs $(ARGS)
 
 # nixl and ucx bring libraries of hundreds of megabytes, so they have an environment of their own.
 TRANSPORTS_VENV  := .venv-transports

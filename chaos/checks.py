@@ -1,0 +1,515 @@
+"""What must hold, whatever was done: each check is one promise of docs/guarantees.md.
+
+Rules of this file. A check reads a history and yields violations. Where a guarantee has limits,
+the check has the same, and says so: it accuses nobody for what is not promised, and leaves out
+what it can't tell. Each is seen to find a deliberate bug (bugs.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from math import inf
+
+import msgspec
+
+from chaos.history import CUTS, SILENCES, Call, History, Life
+
+GRACE = 4.0
+"""Seconds after its deadline within which a verb ends on a machine that is full."""
+ABROAD_SECONDS = 7.0
+"""Within which other zones see a version; with two for a full machine."""
+HEALS = 12.0
+"""Seconds after a cut until all know each other again."""
+RETAIN_HEARD_ABROAD = 12.0
+TAKEN_OVER_WITHIN = 1.0
+"""Seconds for which a version may not be there while a copy of it is being taken."""
+LIVELY_WITHIN = 20.0
+SETTLES = 8.0
+"""Seconds of a life after which what it uses is its usual."""
+MAX_GROWTH = 96 << 20
+MAX_DESCRIPTORS = 256
+MAX_THREADS = 96
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A promise that was broken: which, found by whom, when, and how."""
+
+    guarantee: str
+    check: str
+    at: float
+    who: str
+    what: str
+
+
+Found = Iterator[tuple[float, str, str]]
+"""When, who, what."""
+CHECKS: dict[str, tuple[str, Callable[[History], Found]]] = {}
+
+
+def check(guarantee: str) -> Callable[[Callable[[History], Found]], Callable[[History], Found]]:
+    def enlist(function: Callable[[History], Found]) -> Callable[[History], Found]:
+        CHECKS[function.__name__] = (guarantee, function)
+        return function
+
+    return enlist
+
+
+def violations(history: History) -> list[Violation]:
+    found = [
+        Violation(guarantee, name, at, who, what)
+        for name, (guarantee, function) in CHECKS.items()
+        for at, who, what in function(history)
+    ]
+    return sorted(found, key=lambda violation: violation.at)
+
+
+# --- G1 ---
+
+
+@check("G1")
+def right_bytes(history: History) -> Found:
+    """Every byte that a pull brought is what its version says. Whose own memory was spoilt is
+    judged again once it has pulled anew.
+    """
+    for life in history.lives.values():
+        for call in life.of("replicate"):
+            compared = call.compared
+            if compared is None or not compared.wrong or _is_spoilt(life, call):
+                continue
+            yield compared.at, life.who, f"{call.called.what}: wrong bytes in {compared.wrong}"
+
+
+def _is_spoilt(life: Life, call: Call) -> bool:
+    """Bits were flipped here since it last wrote its tensors, or while it did."""
+    compared, ended = call.compared, call.ended
+    assert compared is not None
+    assert ended is not None
+    return any(
+        spoilt.at >= call.began or (ended.up_to_date and spoilt.version == compared.version)
+        for spoilt in life.spoilt
+        if spoilt.at <= compared.at
+    )
+
+
+@check("G1")
+def nobody_reads_what_was_taken_back(history: History) -> Found:
+    """A source sends no wrong bytes, unless its memory was spoilt: who withdraws waits for its
+    readers before the tensors may change. Of one whose name the puller had not learnt any may be
+    the one that was spoilt. Left out: readers and sources to which something was
+    done, as the wait is for one lease at most.
+    """
+    spoilt = {life.who for life in history.lives.values() if life.spoilt}
+    for call in history.calls:
+        for source in call.ended.mismatched if call.ended is not None else ():
+            struck = history.done_to([call.who, source])
+            if (
+                source in spoilt
+                or (not source and spoilt)
+                or any(s.overlaps(call.began, call.over, HEALS) for s in struck)
+            ):
+                continue
+            yield call.over, call.who, f"{source} sent wrong bytes of {call.called.what}"
+        if call.ended is not None and call.ended.error == "IntegrityError" and not spoilt:
+            yield call.over, call.who, f"{call.called.what}: {call.ended.message}"
+
+
+@check("G1")
+def the_version_that_was_asked_for(history: History) -> Found:
+    for call in history.calls:
+        asked = call.called.what
+        if call.verb == "replicate" and call.succeeded and asked.isdigit():
+            assert call.ended is not None
+            if call.ended.version != int(asked):
+                yield call.over, call.who, f"asked for {asked}, got {call.ended.version}"
+
+
+# --- G2 ---
+
+
+@check("G2")
+def one_publication_for_a_call(history: History) -> Found:
+    """Of a replica of several shards; one alone may ask something else in a call that failed."""
+    for replica, lives in history.by_replica().items():
+        first: dict[tuple[str, int], Call] = {}
+        for call in _pulls(lives):
+            assert call.ended is not None
+            if history.lives[call.who].started.num_shards == 1 or not call.ended.generation:
+                continue
+            key = (call.ended.generation, call.ended.number)
+            other = first.setdefault(key, call)
+            assert other.ended is not None
+            if other.ended.publication != call.ended.publication:
+                yield (
+                    call.over,
+                    call.who,
+                    f"call {key} of {replica}: {call.ended.publication}, but {other.who} "
+                    f"got {other.ended.publication}",
+                )
+
+
+@check("G2")
+def no_end_of_a_generation_unnoticed(history: History) -> Found:
+    """Between calls of two generations some verb of the process failed."""
+    for life in history.lives.values():
+        if life.started.num_shards == 1:
+            continue
+        last, failed = "", False
+        for call in life.calls:
+            if call.ended is None:
+                continue
+            failed = failed or bool(call.ended.error)
+            if not call.ended.generation:
+                continue
+            if last and call.ended.generation != last and not failed:
+                yield call.over, life.who, f"from {last} to {call.ended.generation} with no error"
+            last, failed = call.ended.generation, False
+
+
+def _pulls(lives: list[Life]) -> list[Call]:
+    calls = [call for life in lives for call in life.of("replicate") if call.succeeded]
+    return sorted(calls, key=lambda call: call.over)
+
+
+# --- G3 ---
+
+
+@check("G3")
+def whole_versions_only(history: History) -> Found:
+    """When a version was first got anywhere, all shards of a replica had been there at once.
+
+    What a rollout holds was whole before, so the first to get it is judged by its publishers.
+    """
+    stays = _stays(history)
+    seen: set[tuple[int, int]] = set()
+    for call in _pulls(list(history.lives.values())):
+        assert call.ended is not None
+        key = (call.ended.epoch, call.ended.version)
+        if key in seen:
+            continue
+        seen.add(key)
+        if not any(_were_together(shards, call.over) for shards in stays[call.ended.version]):
+            yield call.over, call.who, f"got version {call.ended.version}, which was never whole"
+
+
+Stay = tuple[float, float]
+
+
+def _stays(history: History) -> dict[int, list[list[list[Stay]]]]:
+    """By version: for each replica that published it, of each shard when it was published."""
+    found: dict[int, list[list[list[Stay]]]] = defaultdict(list)
+    for lives in history.by_replica().values():
+        by_version: dict[int, list[list[Stay]]] = {}
+        for life in lives:
+            for call in life.of("publish"):
+                shards = by_version.setdefault(
+                    int(call.called.what), [[] for _ in range(life.started.num_shards)]
+                )
+                shards[life.started.shard].append((call.began, _taken_back(life, call)))
+        for version, shards in by_version.items():
+            found[version].append(shards)
+    return found
+
+
+def _taken_back(life: Life, publish: Call) -> float:
+    """When at the latest what this published was gone: its withdrawal had ended."""
+    for call in life.of("unpublish", "close", "close handle"):
+        if call.began > publish.began and call.succeeded:
+            return call.over
+    return life.end
+
+
+def _were_together(shards: list[list[Stay]], until: float) -> bool:
+    """Whether at one moment before `until` each shard was there."""
+    moments = [begin for stays in shards for begin, _ in stays if begin <= until]
+    return any(
+        all(any(begin <= at <= end for begin, end in stays) for stays in shards) for at in moments
+    )
+
+
+# --- G4 ---
+
+
+@check("G4")
+def never_backwards(history: History) -> Found:
+    """No process's "latest" goes back, nor that of a group that had a member all the time.
+
+    An answer counts once all shards have it: a call that one of them couldn't finish is void.
+    """
+    for replica, lives in history.by_replica().items():
+        latest = _of_all_shards([c for c in _pulls(lives) if c.called.what == "latest"], lives)
+        for before, after in _ordered(latest):
+            assert before.ended is not None
+            assert after.ended is not None
+            was, now = (before.ended.epoch, before.ended.version), _order(after)
+            if now < was and _somebody_remembers(lives, before, after):
+                yield after.over, after.who, f"{replica} had {was} by {before.who}, then {now}"
+
+
+def _of_all_shards(calls: list[Call], lives: list[Life]) -> list[Call]:
+    """Those of calls of the group in which every shard succeeded."""
+    shard = {life.who: life.started.shard for life in lives}
+    done: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for call in calls:
+        assert call.ended is not None
+        done[call.ended.generation, call.ended.number].add(shard[call.who])
+    return [
+        call
+        for call in calls
+        if call.ended is not None
+        and len(done[call.ended.generation, call.ended.number]) == lives[0].started.num_shards
+    ]
+
+
+def _order(call: Call) -> tuple[int, int]:
+    assert call.ended is not None
+    return (call.ended.epoch, call.ended.version)
+
+
+def _ordered(calls: list[Call]) -> Iterator[tuple[Call, Call]]:
+    """Each call with the highest that was over before it began."""
+    for after in calls:
+        earlier = [call for call in calls if call.over < after.began]
+        if earlier:
+            yield max(earlier, key=_order), after
+
+
+def _somebody_remembers(lives: list[Life], before: Call, after: Call) -> bool:
+    """The process that got the one made the other; or another member lived all the while."""
+    return before.who == after.who or any(
+        life.started.at < before.began and life.end > after.over and life.who != after.who
+        for life in lives
+        if any(c.succeeded and c.over <= after.began for c in life.of("replicate"))
+        and life.who == before.who
+    )
+
+
+# --- G5 ---
+
+
+@check("G5")
+def fresh(history: History) -> Found:
+    """Who asks for "latest" after a publish of all shards returned gets that, or newer.
+
+    Left out: cuts, and what was done to the publisher or to who asks; other zones have their time.
+    """
+    published, asked_at = _published(history), _asked_at(history)
+    cuts = [spell for spell in history.spells if spell.kind in CUTS]
+    for call in _pulls(list(history.lives.values())):
+        assert call.ended is not None
+        if call.called.what != "latest" or any(
+            spell.overlaps(call.began, call.over, HEALS) for spell in cuts
+        ):
+            continue
+        life = history.lives[call.who]
+        for version, replica, since, until, zone in published:
+            wait = 0.0 if zone == life.started.zone else ABROAD_SECONDS
+            fits = since + wait < asked_at(call) and call.over < until
+            if not fits or call.ended.version >= version or call.ended.epoch > 0:
+                continue
+            struck = history.done_to([*_lives_of(history, replica), *history.group_of(call.who)])
+            if any(spell.overlaps(since, call.over, HEALS) for spell in struck):
+                continue
+            yield (
+                call.over,
+                call.who,
+                f"got {call.ended.version}, {asked_at(call) - since:.2f} s after {version} was "
+                f"published by {replica}",
+            )
+
+
+def _asked_at(history: History) -> Callable[[Call], float]:
+    """When the first member of the group asked: a call is decided once, for all shards."""
+    first: dict[tuple[str, str, int], float] = {}
+
+    def key(call: Call) -> tuple[str, str, int]:
+        assert call.ended is not None
+        replica = history.lives[call.who].started.replica
+        return (replica, call.ended.generation, call.ended.number)
+
+    for call in _pulls(list(history.lives.values())):
+        first[key(call)] = min(call.began, first.get(key(call), inf))
+    return lambda call: first[key(call)]
+
+
+def _published(history: History) -> list[tuple[int, str, float, float, str]]:
+    """(version, replica, all returned, the first withdrawal began, zone) of whole publishes."""
+    found = []
+    for replica, lives in history.by_replica().items():
+        parts: dict[int, list[tuple[Life, Call]]] = defaultdict(list)
+        for life in lives:
+            for call in life.of("publish"):
+                if call.succeeded:
+                    parts[int(call.called.what)].append((life, call))
+        for version, done in parts.items():
+            if len({life.started.shard for life, _ in done}) < lives[0].started.num_shards:
+                continue
+            since = max(call.over for _, call in done)
+            until = min(_withdrawn(life, call) for life, call in done)
+            found.append((version, replica, since, until, lives[0].started.zone))
+    return found
+
+
+def _withdrawn(life: Life, publish: Call) -> float:
+    """When the next verb after this publish began, which may take it back; or its process ended."""
+    return min((c.began for c in life.calls if c.began > publish.over), default=life.end)
+
+
+def _lives_of(history: History, replica: str) -> list[str]:
+    return [life.who for life in history.lives.values() if life.started.replica == replica]
+
+
+# --- G6 ---
+
+
+@check("G6")
+def retained_versions_stay(history: History) -> Found:
+    """What somebody retains is there whenever he looks, or soon after: while one holder withdraws,
+    another may be just taking it over. Left out: whatever was done to anybody since it was
+    published, as it may have been the one with the copy. Other zones hear of a retain later.
+    """
+    zones = {life.started.zone for life in history.lives.values()}
+    whole = sorted((since, version) for version, _, since, _, _ in _published(history))
+    for life in history.lives.values():
+        opened = min((c.over for c in life.of("open") if c.succeeded), default=inf)
+        opened += RETAIN_HEARD_ABROAD if len(zones) > 1 else 0.0
+        missing: dict[int, float] = {}
+        for look in life.looks if life.started.newest else ():
+            there = {version for _, version, is_whole in look.found if is_whole}
+            for version in _retained(whole, opened, look.at, life.started.newest):
+                if version in there or not _was_calm(history, whole, version, look.at):
+                    missing.pop(version, None)
+                elif look.at - missing.setdefault(version, look.at) > TAKEN_OVER_WITHIN:
+                    yield look.at, life.who, f"retains {version}, which is nowhere"
+                    missing[version] = inf  # once is enough
+
+
+def _retained(
+    whole: list[tuple[float, int]], opened: float, at: float, newest: int
+) -> Iterator[int]:
+    """What a handle that was open since `opened` retains then: at least these."""
+    published = {version for since, version in whole if since < at}
+    for since, version in whole:
+        newer = sum(number > version for number in published)
+        if opened < since < at - TAKEN_OVER_WITHIN and newer < newest:
+            yield version
+
+
+def _was_calm(history: History, whole: list[tuple[float, int]], version: int, until: float) -> bool:
+    """Nobody died, and nothing was done to anybody, since the version was published."""
+    born = min(since for since, number in whole if number == version)
+    return not any(born - 1.0 < life.end < until for life in history.lives.values()) and not any(
+        spell.overlaps(born, until, HEALS) for spell in history.spells
+    )
+
+
+# --- G7 ---
+
+
+@check("G7")
+def who_was_replaced_changes_nothing(history: History) -> Found:
+    """Once another process has opened a slot, no verb that the former one begins succeeds."""
+    by_slot: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
+    for life in history.lives.values():
+        for call in life.of("open"):
+            if call.succeeded:
+                by_slot[life.slot].append((call.over, life.who))
+    for slot, opens in by_slot.items():
+        for (_, old), (at, new) in pairwise(sorted(opens)):
+            if old == new:
+                continue
+            again = min((t for t, who in opens if who == old and t > at), default=inf)
+            for call in history.lives[old].of("publish", "replicate"):
+                if at < call.began < again and call.succeeded and call.over < again:
+                    yield call.over, old, f"{call.verb} of {slot}, which {new} had opened"
+
+
+# --- G8 ---
+
+
+@check("G8")
+def no_hang(history: History) -> Found:
+    """Every verb has ended soon after its deadline; time in which its process was stopped apart."""
+    for life in history.lives.values():
+        silences = history.done_to([life.who], SILENCES)
+        for call in life.calls:
+            slept = sum(
+                max(0.0, min(spell.end, call.over, history.last) - max(spell.begin.at, call.began))
+                for spell in silences
+                if spell.overlaps(call.began, min(call.over, history.last))
+            )
+            due = call.began + call.called.timeout + slept + GRACE
+            if due < min(call.over, life.end, history.last):
+                late = min(call.over, life.end, history.last) - call.began
+                yield due, life.who, f"{call.verb} {call.called.what}: {late:.1f} s and no end"
+
+
+@check("G8")
+def only_typed_errors(history: History) -> Found:
+    for life in history.lives.values():
+        for trouble in life.troubles:
+            yield trouble.at, life.who, trouble.what
+    for trouble in history.runner_troubles:
+        yield trouble.at, trouble.who, trouble.what
+
+
+# --- G9 ---
+
+
+@check("G9")
+def lively_once_it_is_calm(history: History) -> Found:
+    """Soon after the last fault every trainer publishes, and every rollout gets what is new."""
+    calm, closing = history.phases.get("calm"), history.phases.get("closing")
+    if calm is None or closing is None:
+        return
+    for life in history.lives.values():
+        if life.end < closing or life.started.role == "elastic" or life.started.at > calm:
+            continue
+        if history.was_replaced(life):
+            continue
+        until = min(closing, calm + LIVELY_WITHIN)
+        done = [c for c in life.of("publish", "replicate") if calm < c.over < closing]
+        if not any(call.succeeded and call.began > calm for call in done):
+            last = life.calls[-1] if life.calls else None
+            what = f"{last.verb} {last.called.what}" if last is not None else "no verb"
+            error = last.ended.message if last is not None and last.ended is not None else "no end"
+            yield until, life.who, f"nothing succeeds although it is calm; last: {what}: {error}"
+
+
+# --- what stays behind ---
+
+
+@check("leaks")
+def every_end_is_one_that_was_meant(history: History) -> Found:
+    """Whom nobody killed ends with 0; and all have ended."""
+    for life in history.lives.values():
+        code = life.exited.code if life.exited is not None else None
+        if code != 0 and life.who not in history.leaked and not _was_meant(history, life, code):
+            yield life.end, life.who, f"exit code {code}"
+    for who in history.leaked:
+        yield history.last, who, "it did not end, and was killed"
+
+
+def _was_meant(history: History, life: Life, code: int | None) -> bool:
+    """Killed by a fault; or it ended with an error of a verb (2) while something was wrong."""
+    if code in {-9, -15, None}:
+        return bool(history.done_to([life.who])) or history.was_replaced(life)
+    return code == 2 and any(
+        spell.overlaps(life.started.at, life.end, HEALS) for spell in history.spells
+    )
+
+
+@check("leaks")
+def nothing_grows(history: History) -> Found:
+    for life in history.lives.values():
+        usual = [s for s in life.samples if s.at > life.started.at + SETTLES]
+        if len(usual) < 2:
+            continue
+        first, last = usual[0], usual[-1]
+        if last.rss - first.rss > MAX_GROWTH:
+            yield last.at, life.who, f"memory from {first.rss >> 20} to {last.rss >> 20} MiB"
+        if last.descriptors > MAX_DESCRIPTORS:
+            yield last.at, life.who, f"{last.descriptors} file descriptors"
+        if last.threads > MAX_THREADS:
+            yield last.at, life.who, f"{last.threads} threads"

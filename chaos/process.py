@@ -1,0 +1,76 @@
+"""A worker's process, from its settings to its exit code: `python -m chaos.process SETTINGS`.
+
+Exit codes: 0 it was told to end, or had done what it should; 2 it could not go on, by an error that
+is one of the library's; 3 whoever started it is gone; 4 any other error; 5 closing failed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+import tensorhub_p2p as th
+from chaos import bugs
+from chaos.journal import Trouble
+from chaos.programs import PROGRAMS
+from chaos.worker import CLOSE_SECONDS, Settings, VerbFailed, Worker
+
+
+def sleep_without_the_clock() -> None:
+    """libfaketime spoils `time.sleep` where it leaves the monotonic clock alone: EINVAL."""
+
+    def sleep(seconds: Any) -> None:
+        select.select([], [], [], seconds)
+
+    time.sleep = sleep
+
+
+def wait_for_sigterm() -> None:
+    """If one came, the peer is being closed by its thread, which ends the process then."""
+    for thread in threading.enumerate():
+        if thread.name == "tensorhub-sigterm":
+            thread.join(CLOSE_SECONDS)
+            time.sleep(1.0)  # the signal comes meanwhile
+
+
+def main() -> None:
+    if "FAKETIME_TIMESTAMP_FILE" in os.environ:
+        sleep_without_the_clock()
+    faulthandler.register(signal.SIGUSR1)
+    settings = msgspec.json.decode(sys.argv[1].encode(), type=Settings)
+    bugs.plant(settings.bug)
+    worker = Worker(settings)
+    signal.signal(signal.SIGINT, worker.interrupted)
+    threading.Thread(target=worker.obey, name="chaos-orders", daemon=True).start()
+    code = 0
+    try:
+        worker.join()
+        PROGRAMS[settings.role](worker)
+    except VerbFailed as failed:
+        code = 0 if worker.stop.is_set() else 2
+        if not isinstance(failed.error, th.TensorHubError | KeyboardInterrupt):
+            code = 4
+    closing = time.monotonic()
+    try:
+        worker.close()
+    except VerbFailed as failed:
+        if not isinstance(failed.error, th.RetentionLost):
+            code = 5
+    wait_for_sigterm()
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("tensorhub")]
+    if left and time.monotonic() - closing < CLOSE_SECONDS:
+        worker.write(Trouble, what=f"threads that outlive the peer: {left}")
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,350 @@
+"""The judge of the chaos suite: each check finds what it is for, and accuses nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from chaos import journal
+from chaos.checks import CHECKS, violations
+from chaos.history import history
+from chaos.journal import (
+    AnyEvent,
+    Called,
+    Compared,
+    Ended,
+    Exited,
+    Fault,
+    Journal,
+    Listed,
+    Phase,
+    Sampled,
+    Spoilt,
+    Started,
+    Trouble,
+)
+
+
+@dataclass
+class Story:
+    """A run, told event by event."""
+
+    events: list[AnyEvent] = field(default_factory=list)
+    calls: int = 0
+    faults: int = 0
+
+    def start(
+        self,
+        who: str,
+        at: float = 0.0,
+        role: str = "rollout",
+        replica: str = "",
+        shard: int = 0,
+        num_shards: int = 1,
+        **more: Any,
+    ) -> None:
+        replica = replica or who.rpartition(".")[0]
+        told: dict[str, Any] = {"zone": "a", "host": "h0", "pid": 1, **more}
+        self.events.append(
+            Started(
+                at=at,
+                who=who,
+                role=role,
+                replica=replica,
+                shard=shard,
+                num_shards=num_shards,
+                **told,
+            )
+        )
+
+    def verb(
+        self,
+        who: str,
+        verb: str,
+        what: object,
+        began: float,
+        over: float | None,
+        wrong: tuple[str, ...] = (),
+        timeout: float = 10.0,
+        **ended: Any,
+    ) -> None:
+        self.calls += 1
+        number = self.calls
+        called = Called(at=began, who=who, call=number, verb=verb, what=str(what), timeout=timeout)
+        self.events.append(called)
+        if over is None:
+            return
+        self.events.append(Ended(at=over, who=who, call=number, **ended))
+        if verb == "replicate" and not ended.get("error"):
+            version = ended["version"]
+            self.events.append(
+                Compared(at=over, who=who, call=number, version=version, wrong=wrong)
+            )
+
+    def pull(
+        self,
+        who: str,
+        version: int,
+        began: float,
+        over: float,
+        what: object = "latest",
+        **more: Any,
+    ) -> None:
+        self.verb(who, "replicate", what, began, over, version=version, **more)
+
+    def hold(self, who: str, version: int, since: float, until: float) -> None:
+        """Published, and taken back."""
+        self.verb(who, "publish", version, since, since + 0.01)
+        self.verb(who, "unpublish", "", until - 0.01, until)
+
+    def fault(self, kind: str, targets: tuple[str, ...], begin: float, end: float) -> None:
+        self.faults += 1
+        for at, ends in ((begin, False), (end, True)):
+            self.events.append(
+                Fault(
+                    at=at, who="runner", number=self.faults, kind=kind, ends=ends, targets=targets
+                )
+            )
+
+    def exit(self, who: str, at: float, code: int) -> None:
+        self.events.append(Exited(at=at, who="runner", name=who, code=code))
+
+    def phase(self, name: str, at: float, detail: str = "") -> None:
+        self.events.append(Phase(at=at, who="runner", phase=name, detail=detail))
+
+    def found(self) -> set[str]:
+        """The checks that found something."""
+        told = sorted(self.events, key=lambda event: event.at)
+        return {violation.check for violation in violations(history(told))}
+
+
+def calm_run() -> Story:
+    """Nothing is wrong in it: a trainer, a rollout, three versions."""
+    story = Story()
+    story.start("t.1", role="trainer")
+    story.start("r.1")
+    story.phase("begun", 0.5)
+    for version in range(3):
+        story.hold("t.1", version, 1.0 + 2 * version, 2.9 + 2 * version)
+        story.pull("r.1", version, 1.5 + 2 * version, 1.7 + 2 * version)
+    story.phase("calm", 3.0)
+    story.phase("closing", 10.0)
+    for who in ("t.1", "r.1"):
+        story.exit(who, 11.0, 0)
+    story.phase("over", 12.0)
+    return story
+
+
+def wrong_bytes(story: Story) -> None:
+    story.pull("r.1", 2, 5.8, 5.9, wrong=("layer0",))
+
+
+def another_number(story: Story) -> None:
+    story.pull("r.1", 2, 5.8, 5.9, what=1)
+
+
+def wrong_bytes_on_the_way(story: Story) -> None:
+    story.pull("r.1", 2, 5.8, 5.9, mismatched=("t.1",))
+
+
+def an_integrity_error(story: Story) -> None:
+    story.verb("r.1", "replicate", "latest", 5.8, 5.9, error="IntegrityError")
+
+
+def two_publications(story: Story) -> None:
+    for shard in (0, 1):
+        who = f"g{shard}.1"
+        story.start(who, replica="g", shard=shard, num_shards=2)
+        story.exit(who, 11.0, 0)
+        story.pull(who, 2, 5.5, 5.8, generation="g1", number=1, publication=f"v2 of t{shard}")
+
+
+def a_generation_later(story: Story) -> None:
+    story.start("g.1", replica="g", num_shards=2)
+    story.exit("g.1", 11.0, 0)
+    for generation, at in (("g1", 5.5), ("g2", 5.8)):
+        story.pull("g.1", 2, at, at + 0.1, generation=generation, number=1)
+
+
+def never_whole(story: Story) -> None:
+    """Two shards that were not there at the same time."""
+    for shard in (0, 1):
+        story.start(f"w{shard}.1", role="trainer", replica="w", shard=shard, num_shards=2)
+        story.exit(f"w{shard}.1", 11.0, 0)
+        story.hold(f"w{shard}.1", 7, 6.0 + shard, 6.5 + shard)
+        story.hold(f"w{shard}.1", 8, 8.0, 8.5)
+    story.pull("r.1", 7, 7.1, 7.2)
+
+
+def backwards(story: Story) -> None:
+    story.pull("r.1", 1, 5.8, 5.9)
+
+
+def stale(story: Story) -> None:
+    story.start("s.1")
+    story.exit("s.1", 11.0, 0)
+    story.pull("s.1", 1, 5.5, 5.9)
+
+
+def lost(story: Story) -> None:
+    story.start("k.1", newest=3, role="keeper")
+    story.verb("k.1", "open", "k", 0.1, 0.2)
+    story.pull("k.1", 2, 6.0, 6.1)
+    story.exit("k.1", 11.0, 0)
+    for at in (6.4, 7.0, 7.6):
+        story.events.append(Listed(at=at, who="k.1", found=((0, 2, True), (0, 1, False))))
+
+
+def replaced(story: Story) -> None:
+    story.verb("r.1", "open", "r", 0.1, 0.2)
+    story.start("r.2", at=5.0)
+    story.verb("r.2", "open", "r", 5.0, 5.1)
+    story.pull("r.2", 2, 6.0, 6.1)
+    story.exit("r.2", 11.0, 0)
+    story.pull("r.1", 2, 5.6, 5.7)
+
+
+def endless(story: Story) -> None:
+    story.verb("r.1", "replicate", "latest", 4.0, None, timeout=1.0)
+
+
+def untyped(story: Story) -> None:
+    story.events.append(Trouble(at=5.0, who="r.1", what="KeyError"))
+
+
+def dull(story: Story) -> None:
+    story.start("d.1")
+    story.exit("d.1", 11.0, 0)
+    story.verb("d.1", "replicate", "latest", 4.0, 5.0, error="Timeout")
+
+
+def a_crash(story: Story) -> None:
+    story.start("c.1", role="elastic")
+    story.exit("c.1", 5.0, -11)
+
+
+def who_stays(story: Story) -> None:
+    story.phase("over", 13.0, "r.1")
+
+
+def growth(story: Story) -> None:
+    for at, rss in ((9.0, 100 << 20), (10.0, 300 << 20)):
+        story.events.append(
+            Sampled(at=at, who="runner", name="r.1", rss=rss, descriptors=10, threads=10)
+        )
+
+
+BROKEN: list[tuple[Callable[[Story], None], str]] = [
+    (wrong_bytes, "right_bytes"),
+    (another_number, "the_version_that_was_asked_for"),
+    (wrong_bytes_on_the_way, "nobody_reads_what_was_taken_back"),
+    (an_integrity_error, "nobody_reads_what_was_taken_back"),
+    (two_publications, "one_publication_for_a_call"),
+    (a_generation_later, "no_end_of_a_generation_unnoticed"),
+    (never_whole, "whole_versions_only"),
+    (backwards, "never_backwards"),
+    (stale, "fresh"),
+    (lost, "retained_versions_stay"),
+    (replaced, "who_was_replaced_changes_nothing"),
+    (endless, "no_hang"),
+    (untyped, "only_typed_errors"),
+    (dull, "lively_once_it_is_calm"),
+    (a_crash, "every_end_is_one_that_was_meant"),
+    (who_stays, "every_end_is_one_that_was_meant"),
+    (growth, "nothing_grows"),
+]
+
+
+def test_a_run_in_which_nothing_is_wrong_is_accused_of_nothing() -> None:
+    assert calm_run().found() == set()
+
+
+@pytest.mark.parametrize(
+    ("breaks", "check"), BROKEN, ids=lambda what: getattr(what, "__name__", what)
+)
+def test_what_is_broken_is_found(breaks: Callable[[Story], None], check: str) -> None:
+    story = calm_run()
+    breaks(story)
+    assert check in story.found()
+
+
+def test_each_check_is_seen_to_find_something() -> None:
+    assert {check for _, check in BROKEN} == set(CHECKS)
+
+
+# --- what is not promised ---
+
+
+def test_whose_own_memory_was_spoilt_is_not_accused_before_it_pulls_anew() -> None:
+    story = calm_run()
+    story.events.append(Spoilt(at=5.75, who="r.1", version=2))
+    story.pull("r.1", 2, 5.8, 5.9, wrong=("layer0",), up_to_date=True)
+    assert story.found() == set()
+    story.pull("r.1", 3, 6.8, 6.9, wrong=("layer0",))
+    assert "right_bytes" in story.found()
+
+
+def test_a_source_whose_memory_was_spoilt_may_send_wrong_bytes() -> None:
+    story = calm_run()
+    story.events.append(Spoilt(at=5.2, who="t.1", version=2))
+    wrong_bytes_on_the_way(story)
+    assert story.found() == set()
+
+
+def test_behind_a_cut_nobody_has_to_know_what_is_new() -> None:
+    story = calm_run()
+    story.fault("partition", ("s.1",), 5.2, 5.4)
+    stale(story)
+    assert "fresh" not in story.found()
+
+
+def test_a_copy_that_died_is_not_asked_for() -> None:
+    story = calm_run()
+    story.start("x.1")
+    story.fault("kill a source", ("x.1",), 5.0, 6.0)
+    story.exit("x.1", 5.0, -9)
+    lost(story)
+    assert "retained_versions_stay" not in story.found()
+
+
+def test_time_in_which_a_process_was_stopped_counts_for_no_deadline() -> None:
+    story = calm_run()
+    story.fault("stop", ("r.1",), 3.5, 9.0)
+    story.verb("r.1", "replicate", "latest", 3.2, 10.0, timeout=2.0, error="Timeout")
+    assert "no_hang" not in story.found()
+
+
+def test_who_was_killed_on_purpose_may_end_so() -> None:
+    story = calm_run()
+    story.start("x.1")
+    story.fault("kill a puller", ("x.1",), 2.0, 3.0)
+    story.exit("x.1", 2.0, -9)
+    assert story.found() == set()
+
+
+# --- journals ---
+
+
+def test_what_is_written_is_read_in_the_order_of_time(tmp_path: Path) -> None:
+    first, second = Journal(tmp_path, "first"), Journal(tmp_path, "second")
+    first.write(Trouble(at=1.0, who="first", what="early"))
+    second.write(Trouble(at=3.0, who="second", what="late"))
+    first.write(Phase(at=2.0, who="first", phase="calm"))
+    assert [event.at for event in journal.read(tmp_path)] == [1.0, 2.0, 3.0]
+
+
+def test_half_a_line_of_a_killed_process_is_left_out_and_anything_else_is_an_error(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "killed.jsonl").write_bytes(
+        b'{"type":"Phase","at":1.0,"who":"a","phase":"x"}\n{"ty'
+    )
+    assert len(journal.read(tmp_path)) == 1
+    (tmp_path / "killed.jsonl").write_bytes(b'{"ty\n{"type":"Phase"')
+    with pytest.raises(msgspec.DecodeError):
+        journal.read(tmp_path)
