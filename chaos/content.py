@@ -22,7 +22,8 @@ def blank(count: int, size: int) -> Tensors:
 def expected(shard: int, index: int, size: int, version: int) -> numpy.ndarray[Any, Any]:
     """The bytes of tensor `index` of this shard."""
     shift = 151 * version + 97 * (version >> 8) + 7 * index + 59 * shard
-    return _places(size) + numpy.uint8(shift % 256)
+    found: numpy.ndarray[Any, Any] = _places(size) + numpy.uint8(shift % 256)
+    return found
 
 
 @lru_cache(4)

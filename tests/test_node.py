@@ -214,6 +214,21 @@ def test_an_interrupt_ends_only_the_verb_that_it_names() -> None:
     assert cluster.verbs[closing].end is not None
 
 
+def test_a_newcomer_that_was_told_of_no_death_asks_whose_record_it_found() -> None:
+    """It joined through a peer that knew no better; who does is asked in the end."""
+    cluster, _ = published(4)
+    dead = cluster.nodes[0].info.peer_id
+    cluster.crash(0)
+    cluster.until_dead(0)
+    newcomer = cluster.start()
+    cluster.net.run_for(20.0)  # all views are the same by then, but for this:
+    members = cluster.nodes[newcomer].zones.home._members
+    del members._tombstones[dead], members._hearsay[dead]
+    assert cluster.nodes[newcomer].zones.status(dead) is None
+    cluster.wait(cluster.open(newcomer, S, 1, timeout=60.0))
+    assert cluster.nodes[newcomer].zones.status(dead) is Status.DEAD
+
+
 # --- evidence ---
 
 

@@ -30,7 +30,11 @@ class ZoneLiveness:
 
     def is_gone(self, peer: PeerId, zone: str = "") -> bool:
         status = self._zones.status(peer)
-        return self._abroad.is_gone(peer, zone) if status is None else status in GONE
+        if status is not None:
+            return status in GONE
+        if zone in {"", self.home} and not self._abroad.zone_of(peer):
+            self._zones.wonder(peer)  # new, or dead since before this peer joined
+        return self._abroad.is_gone(peer, zone)
 
     def is_responsive(self, peer: PeerId) -> bool:
         """Not known to be silent, or gone."""

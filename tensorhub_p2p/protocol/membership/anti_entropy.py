@@ -21,6 +21,9 @@ difference, not the cluster. A peer compares
     with the lost    a member that was held for dead and is back
     with doubters    a peer that took somebody else for a key's owner
     after a pause    of its own (`hasten`): who knows what was missed
+    of the unknown   whose records it finds (`wonder`): it asks a random member for the parts of
+                     its view that are about them, tombstones included. Fingerprints don't show
+                     who lacks those: it may have joined through a peer that knew no better
 
 Only who joins asks for a whole view: its hello is a `PushPull` that holds nothing but
 itself, and is answered in full. When many join at once, who has told enough names `NAMED`
@@ -40,7 +43,8 @@ Bounds: a view is bounded by the table. Strangers cause at most one hello each
 In an interval of gossip at most `MAX_ANSWERS` digests are answered, as many peers asked because
 they took somebody else for an owner, and `MAX_TOLD` pieces told, the last view of them whole;
 beyond that digests stay unanswered, and replies just say who this is: a comparison follows, or
-a question to those named. Of what was asked the latest `MAX_ASKED` are remembered.
+a question to those named. Of what was asked the latest `MAX_ASKED` are remembered. Of the unknown
+`MAX_WONDERED` are asked for at a time, once each `mismatch_interval`.
 """
 
 from __future__ import annotations
@@ -51,9 +55,9 @@ from collections.abc import Callable, Collection
 
 from tensorhub_p2p.config import SwimConfig
 from tensorhub_p2p.protocol.identity import PeerId, PeerInfo
-from tensorhub_p2p.protocol.machine import Outbox
+from tensorhub_p2p.protocol.machine import Outbox, earliest
 from tensorhub_p2p.protocol.membership.hints import Hints
-from tensorhub_p2p.protocol.membership.members import PARTS, Members
+from tensorhub_p2p.protocol.membership.members import PARTS, Members, part_of
 from tensorhub_p2p.protocol.membership.summaries import Summaries
 from tensorhub_p2p.protocol.messages import PushPull, PushPullReply, Rumour, Status, ViewDigest
 
@@ -66,6 +70,7 @@ NAMED = 4
 SETTLED = 1.0
 """Seconds for which a member is known before others are sent to it: its own join is over."""
 MAX_ASKED = 1024
+MAX_WONDERED = 16
 ANSWER_INTERVALS = 10
 
 View = Callable[[Collection[int]], tuple[Rumour, ...]]
@@ -128,6 +133,9 @@ class AntiEntropy:
         self._answers = Allowance(MAX_ANSWERS, config.gossip_interval)
         self._doubters = Allowance(MAX_ANSWERS, config.gossip_interval)
         self._told = Allowance(MAX_TOLD, config.gossip_interval)
+        self._wondered: dict[PeerId, None] = {}
+        """Never heard of, but somebody's records name them."""
+        self._next_question = 0.0
         self._asked: dict[str, float] = {}
         """Who owes a reply, by PeerId or by the address dialled, and since when."""
 
@@ -141,14 +149,36 @@ class AntiEntropy:
         if self._next is not None:
             self._next = now
 
+    def wonder(self, about: PeerId) -> bool:
+        """Its records were found, and it was never heard of: is it new, or long dead?
+
+        Whether that is a new question.
+        """
+        if about in self._wondered or len(self._wondered) >= MAX_WONDERED:
+            return False
+        self._wondered[about] = None
+        return True
+
     def tick(self, now: float) -> None:
         if self._next is not None and now >= self._next:
             self._next = now + self._pause()
             for peer in self._members.sample(self._rng, 1):
                 self.compare_with(peer)
+        if self._wondered and now >= self._next_question:
+            self._next_question = now + self._config.mismatch_interval
+            self._ask_about(now)
+
+    def _ask_about(self, now: float) -> None:
+        parts = {part_of(peer) for peer in self._wondered if self._members.rank(peer) is None}
+        self._wondered.clear()
+        for peer in self._members.sample(self._rng, 1 if parts else 0):
+            asked = tuple(sorted(parts))
+            self._ask(now, peer, PushPull(self._me, self._view(asked), parts=asked))
 
     def next_wakeup(self) -> float | None:
-        return self._next if self._members.num_reachable else None
+        if not self._members.num_reachable:
+            return None
+        return earliest(self._next, self._next_question if self._wondered else None)
 
     def _pause(self) -> float:
         size = max(1, self._members.num_reachable)

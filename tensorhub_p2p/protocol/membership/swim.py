@@ -341,6 +341,11 @@ class Swim:
         last = self._members.rank(peer)
         return last[1] if last is not None else None
 
+    def wonder(self, peer: PeerId) -> None:
+        """Somebody found its records, and it was never heard of: ask others who it is."""
+        if self.status(peer) is None and self._views.wonder(peer):
+            self._plan()
+
     def is_reachable(self, peer: PeerId) -> bool:
         """Whether it is known and neither dead nor left (it may be suspect or unresponsive)."""
         if peer == self.me.peer_id:

@@ -285,6 +285,10 @@ class Zones:
         """None for a peer that isn't of this zone, as far as is known."""
         return self.home.status(peer)
 
+    def wonder(self, peer: PeerId) -> None:
+        """Its records are this zone's, and it was never heard of: ask who it is."""
+        self.home.wonder(peer)
+
     def is_reachable(self, peer: PeerId) -> bool:
         """Whether it is of this zone and neither dead nor left."""
         return self.home.is_reachable(peer)
