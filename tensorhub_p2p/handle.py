@@ -137,7 +137,10 @@ class ShardHandle:
         for duplicate, empty or overlong names, and if there is nothing to register.
         """
         with self._in_verb("register", HandleState.OPEN):
-            self._region = Region.of(tensors)
+            region = Region.of(tensors)
+            if not region.layout.tensors:
+                raise StateError(_nothing_in(tensors))
+            self._region = region
             self._driver.huge_pages.ask(self._region)
             self._become(REGISTERED)
 
@@ -671,3 +674,8 @@ def _in_background(verb: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, name="tensorhub-verb", daemon=True).start()
     return future
+
+
+def _nothing_in(tensors: object) -> str:
+    used_up = ": an iterator gives its tensors only once" if isinstance(tensors, Iterator) else ""
+    return f"there is nothing to register in this {type(tensors).__name__}{used_up}"

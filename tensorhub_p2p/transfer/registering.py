@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -52,11 +52,6 @@ def collect(source: object) -> list[tuple[str, Any]]:
             f"cannot register a {type(source).__name__}: "
             "give an nn.Module, a mapping of names to tensors, or (name, tensor) pairs"
         )
-    if not pairs:
-        used_up = (
-            ": an iterator gives its tensors only once" if isinstance(source, Iterator) else ""
-        )
-        raise StateError(f"there is nothing to register in this {type(source).__name__}{used_up}")
     seen: set[str] = set()
     for name, _ in pairs:
         _check_name(name, seen)
