@@ -66,7 +66,6 @@ class Life:
     number: int
     process: subprocess.Popen[bytes]
     began: float
-    answers: list[Any] = field(default_factory=list)
     standing: Standing = field(default_factory=Standing)
     looks: int = 0
     """Looks that were asked for and not answered yet."""
@@ -217,14 +216,9 @@ class Arena:
     def _listen(self, life: Life, stdout: IO[bytes]) -> None:
         """A process answers orders in their order."""
         for line in stdout:
-            if life.looks and line.startswith(b'{"'):
-                life.looks -= 1
+            if line.startswith(b"{"):  # only a look is answered with more than a number
                 life.standing = msgspec.json.decode(line, type=Standing)
-            elif life.looks and line == b"{}\n":
                 life.looks -= 1
-                life.standing = Standing()
-            else:
-                life.answers.append(msgspec.json.decode(line))
         stdout.close()
 
     def alive(self, name: str) -> bool:

@@ -243,7 +243,7 @@ def never_backwards(history: History) -> Found:
             assert before.ended is not None
             assert after.ended is not None
             was, now = (before.ended.epoch, before.ended.version), _order(after)
-            if now < was and _somebody_remembers(lives, before, after):
+            if now < was and _somebody_remembers(history, before, after):
                 yield after.over, after.who, f"{replica} had {was} by {before.who}, then {now}"
 
 
@@ -275,14 +275,9 @@ def _ordered(calls: list[Call]) -> Iterator[tuple[Call, Call]]:
             yield max(earlier, key=_order), after
 
 
-def _somebody_remembers(lives: list[Life], before: Call, after: Call) -> bool:
-    """The process that got the one made the other; or another member lived all the while."""
-    return before.who == after.who or any(
-        life.started.at < before.began and life.end > after.over and life.who != after.who
-        for life in lives
-        if any(c.succeeded and c.over <= after.began for c in life.of("replicate"))
-        and life.who == before.who
-    )
+def _somebody_remembers(history: History, before: Call, after: Call) -> bool:
+    """Whoever had the higher one made the later call, or was there all the while."""
+    return before.who == after.who or history.lives[before.who].end > after.over
 
 
 # --- G5 ---

@@ -44,7 +44,7 @@ class NoTarget(Exception):
 
 @dataclass(frozen=True)
 class Struck:
-    """What was done: to whom (names), for how many seconds, and what a reader should know."""
+    """What was done: to whom (name and life), for how many seconds; a word for the reader."""
 
     targets: tuple[str, ...]
     seconds: float
@@ -165,7 +165,7 @@ def kill_seed(arena: Arena, rng: random.Random) -> Iterator[Struck]:
 
 @fault("kill a whole group")
 def kill_group(arena: Arena, rng: random.Random) -> Iterator[Struck]:
-    """All shards of one replica at once; in a run of one shard, of one that is no trainer."""
+    """All shards of one replica at once."""
     free_now = set(free(arena))
     groups: dict[str, list[str]] = {}
     for name, role in arena.cast.items():

@@ -1,8 +1,6 @@
-"""What a worker can be told to do, and the bytes that a version consists of.
+"""What a worker can be told to do. The bytes of a version are the chaos suite's (content.py).
 
-Every byte of a version is a function of its place and the version, and differs from that
-of the versions before and after: a mix of two versions can't go unnoticed. The tensors are
-numpy arrays: a worker starts ten times as fast without torch.
+The tensors are numpy arrays: a worker starts ten times as fast without torch.
 """
 
 from __future__ import annotations
@@ -11,20 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy
 from workers import World
 
 import tensorhub_p2p as th
+from chaos import content
+from chaos.content import Tensors
 
 if TYPE_CHECKING:
     from tensorhub_p2p.protocol.identity import PeerId
 from tensorhub_p2p.runtime.pulling import PullRun
 
 MIB = 1 << 20
-Tensors = dict[str, "numpy.ndarray[Any, Any]"]
 
 
 # --- bytes -------------------------------------------------------------------------------
@@ -32,34 +29,18 @@ Tensors = dict[str, "numpy.ndarray[Any, Any]"]
 
 def blank(count: int = 3, size: int = MIB) -> Tensors:
     """`count` tensors of `size` bytes."""
-    return {f"layer{i}": numpy.zeros(size, dtype=numpy.uint8) for i in range(count)}
-
-
-def expected(index: int, size: int, version: int) -> numpy.ndarray[Any, Any]:
-    """The bytes of the tensor with this index in this version."""
-    return _places(size) + numpy.uint8((151 * version + 7 * index) % 256)
-
-
-@lru_cache(4)
-def _places(size: int) -> numpy.ndarray[Any, Any]:
-    places = numpy.arange(size, dtype=numpy.uint32)
-    return (places ^ places >> 8 ^ places >> 16).astype(numpy.uint8)
+    return content.blank(count, size)
 
 
 def fill(tensors: Tensors, version: int) -> Tensors:
     """Give the tensors this version's bytes, in place."""
-    for index, tensor in enumerate(tensors.values()):
-        tensor[:] = expected(index, tensor.size, version)
+    content.fill(tensors, 0, version)
     return tensors
 
 
 def wrong(tensors: Tensors, version: int) -> list[str]:
     """The tensors that have any byte that this version has not."""
-    return [
-        name
-        for index, (name, tensor) in enumerate(tensors.items())
-        if not numpy.array_equal(tensor, expected(index, tensor.size, version))
-    ]
+    return list(content.wrong(tensors, 0, version))
 
 
 # --- steps -------------------------------------------------------------------------------

@@ -530,7 +530,8 @@ class Withdrawal:
             self._retry_at = None
             if self.state is RefState.MARKING:
                 self._mark(now)
-            self._look(now)
+            else:
+                self._look(now)
         self._plea.tick(now)
         if self._group_reserve is not None:
             self._group_reserve.tick(now)
