@@ -365,14 +365,16 @@ def retained_versions_stay(history: History) -> Found:
     published, as it may have been the one with the copy. Other zones hear of a retain later.
     """
     zones = {life.started.zone for life in history.lives.values()}
-    whole = sorted((since, version) for version, _, since, _, _ in _published(history))
+    published = sorted(_published(history), key=lambda one: one[2])
+    maybe = [(since, version) for version, _, since, _, _ in published]
+    whole = [(since, version) for version, _, since, until, _ in published if since < until]
     for life in history.lives.values():
         opened = min((c.over for c in life.of("open") if c.succeeded), default=inf)
         opened += RETAIN_HEARD_ABROAD if len(zones) > 1 else 0.0
         missing: dict[int, float] = {}
         for look in life.looks if life.started.newest else ():
             there = {version for _, version, is_whole in look.found if is_whole}
-            for version in _retained(whole, opened, look.at, life.started.newest):
+            for version in _retained(whole, maybe, opened, look.at, life.started.newest):
                 if version in there or not _was_calm(history, whole, version, look.at):
                     missing.pop(version, None)
                 elif look.at - missing.setdefault(version, look.at) > TAKEN_OVER_WITHIN:
@@ -381,10 +383,18 @@ def retained_versions_stay(history: History) -> Found:
 
 
 def _retained(
-    whole: list[tuple[float, int]], opened: float, at: float, newest: int
+    whole: list[tuple[float, int]],
+    maybe: list[tuple[float, int]],
+    opened: float,
+    at: float,
+    newest: int,
 ) -> Iterator[int]:
-    """What a handle that was open since `opened` retains then: at least these."""
-    published = {version for since, version in whole if since < at}
+    """What a handle that was open since `opened` retains then: at least these.
+
+    `maybe`: what was whole, or may have been, as shards were taken back at about the time when
+    others were published.
+    """
+    published = {version for since, version in maybe if since < at}
     for since, version in whole:
         newer = sum(number > version for number in published)
         if opened < since < at - TAKEN_OVER_WITHIN and newer < newest:

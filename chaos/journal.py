@@ -75,6 +75,8 @@ class Ended(Event, frozen=True, kw_only=True):
     number: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    waiting: float = 0.0
+    registering: float = 0.0
     moving: float = 0.0
     retried: int = 0
     up_to_date: bool = False

@@ -220,6 +220,8 @@ class Conductor:
             self.arena.busy -= names
             next(strike, None)
             self._tell(number, kind, struck, ends=True)
+            for name in names:  # who died of it otherwise
+                self._later(REST_SECONDS, lambda name=name: self._again(name))  # type: ignore[misc]
 
         self._under_way[number] = end
         longest = LONGEST_APART if self.plan.apart else struck.seconds

@@ -2,8 +2,9 @@
 
 Rules of this file. Only bystanders count: rollouts that no fault was done to while they pulled, nor
 to any member of their replica. A pull's stall is what it took beyond the median of the undisturbed
-pulls that asked the same kind of question, and is never below 0. It is set down to every fault that
-it overlaps: of several at once, nobody can tell which one held it up.
+pulls that asked the same kind of question, and is never below 0. A "latest" that fails has not
+ended the wait: its time counts for the next one too. A stall is set down to every fault that
+the pull overlaps: of several at once, nobody can tell which one held it up.
 
 A fault reaches `AFTER` seconds beyond its end: what it broke is not whole again at once.
 """
@@ -36,11 +37,23 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pull(msgspec.Struct, frozen=True, kw_only=True):
-    """A `replicate`, and the faults that it overlaps. One that never ended lasts until the end."""
+    """A `replicate`, with the tries that failed before it, and the faults that these overlap.
 
-    call: Call
+    One that never ended lasts until the end. The caller's rests between tries don't count.
+    """
+
+    tries: tuple[Call, ...]
     seconds: float
     beside: list[Spell]
+
+    @property
+    def began(self) -> float:
+        return self.tries[0].began
+
+    @property
+    def call(self) -> Call:
+        """The last try."""
+        return self.tries[-1]
 
     @property
     def question(self) -> str:
@@ -48,7 +61,9 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> str:
-        return self.call.ended.error if self.call.ended is not None else ""
+        """Of the last try that failed."""
+        errors = [call.ended.error for call in self.tries if call.ended is not None]
+        return next((error for error in reversed(errors) if error), "")
 
     @property
     def maybe_never_there(self) -> bool:
@@ -69,7 +84,7 @@ def longest(history: History, began: float, seed: int) -> dict[str, Stall]:
             if spell.kind not in found or seconds > found[spell.kind].seconds:
                 found[spell.kind] = Stall(
                     seconds=seconds,
-                    at=pull.call.began - began,
+                    at=pull.began - began,
                     who=pull.call.who,
                     what=pull.call.called.what,
                     error=pull.error,
@@ -88,28 +103,36 @@ def question(what: str) -> str:
 def pulls_of(history: History) -> list[Pull]:
     """In the order in which they began, but for those that died with their process."""
     lives = history.lives
-    calls = [
-        call
-        for call in history.calls
-        if call.verb == "replicate" and not (call.ended is None and lives[call.who].exited)
-    ]
-    calls.sort(key=lambda call: call.began)
-    pulls = [
-        Pull(call=call, seconds=min(call.over, history.last) - call.began, beside=[])
-        for call in calls
-    ]
+    pulls: list[Pull] = []
+    failed: dict[str, Pull] = {}
+    """By who: its last "latest", if that failed, which the next one goes on with."""
+    for call in sorted(history.calls, key=lambda call: call.began):
+        if call.verb != "replicate" or (call.ended is None and lives[call.who].exited):
+            continue
+        seconds = min(call.over, history.last) - call.began
+        pull = Pull(tries=(call,), seconds=seconds, beside=[])
+        if pull.question == LATEST:
+            before = failed.pop(call.who, None)
+            if before is not None:
+                pulls.remove(before)
+                tries, seconds = (*before.tries, call), before.seconds + seconds
+                pull = Pull(tries=tries, seconds=seconds, beside=[])
+            if not call.succeeded:
+                failed[call.who] = pull
+        pulls.append(pull)
+    pulls.sort(key=lambda pull: pull.began)
     _set_beside(pulls, history.spells)
     return pulls
 
 
 def _set_beside(pulls: Sequence[Pull], spells: Sequence[Spell]) -> None:
     """Only those that began early enough, and not too early, are looked at for each fault."""
-    begins = [pull.call.began for pull in pulls]
-    most = max((pull.seconds for pull in pulls), default=0.0)
+    begins = [pull.began for pull in pulls]
+    most = max((pull.call.over - pull.began for pull in pulls), default=0.0)
     for spell in spells:
         first = bisect_left(begins, spell.begin.at - most)
         for pull in pulls[first : bisect_right(begins, spell.end + AFTER)]:
-            if spell.overlaps(pull.call.began, pull.call.over, AFTER):
+            if spell.overlaps(pull.began, pull.call.over, AFTER):
                 pull.beside.append(spell)
 
 

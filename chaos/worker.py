@@ -193,6 +193,8 @@ class Worker:
             number=count,
             bytes=result.over_links,
             seconds=result.seconds,
+            waiting=result.waiting,
+            registering=result.registering,
             moving=result.moving,
             retried=result.retried,
             up_to_date=result.up_to_date,

@@ -57,6 +57,8 @@ UNREGISTER_FIRST = {
 }
 """What `register` lacks in these states; it differs from what the others lack."""
 REGISTERED, PUBLISHED, TORN = HandleState.REGISTERED, HandleState.PUBLISHED, HandleState.TORN
+SHORTEST_DRAIN = 0.1
+"""Seconds for what is being sent when a handle stops serving."""
 AT_REST = (HandleState.OPEN, REGISTERED, PUBLISHED, TORN)
 
 
@@ -149,7 +151,7 @@ class ShardHandle:
         with self._in_verb("unregister", REGISTERED, TORN):
             self._leave_failed_call()
             self._prefetcher.end("the tensors were unregistered")
-            self._end_exports(5.0)
+            self._end_exports(time.monotonic() + self._lease)
             self._release()
             self._holds = None
             self._become(HandleState.OPEN)
@@ -175,13 +177,14 @@ class ShardHandle:
         with self._in_verb("publish", REGISTERED, TORN):
             region = self._registered()
             region.check_unmoved()
+            deadline = time.monotonic() + timeout
             self._leave_failed_call()
-            self._end_exports(timeout)
+            self._end_exports(deadline)
             exported = Exported.whole(self._driver.transports, region)
             self._driver.regions[self._slot] = region
             try:
                 self._holds = self._run(
-                    timeout,
+                    max(0.01, deadline - time.monotonic()),
                     lambda node, now, number, deadline: node.publish(
                         now,
                         number,
@@ -211,7 +214,8 @@ class ShardHandle:
         names who retains the version, and nothing was given up. `force=True` gives it
         up all the same, and never makes a copy. Timeout: then it is still published. If a
         decided pull is all that holds it, and no copy can be made, it waits for its timeout
-        and then gives it up.
+        and then gives it up. Readers have their lease (`PullConfig.lease_seconds`) in any case:
+        where one makes no progress, it may take so much longer than its timeout.
         """
         check_flag("force", force)
         check_timeout(timeout)
@@ -220,6 +224,8 @@ class ShardHandle:
 
     def _unpublish(self, timeout: float, *, force: bool = False) -> None:
         """Afterwards REGISTERED; also if it was interrupted after the references were hidden."""
+        # The one lease that readers have at the end: what their sockets need is part of it.
+        by = time.monotonic() + timeout + self._lease
         try:
             lost = self._run(
                 timeout,
@@ -229,11 +235,11 @@ class ShardHandle:
             )
         except BaseException:
             if not self._driver.ask(lambda _now: self._driver.node.holds(self._slot)):
-                self._unpublished()
+                self._unpublished(by)
             raise
         for what in lost or ():
             _log.warning("%s: unpublish(force=True) gave up %s", self._slot, what)
-        self._unpublished()
+        self._unpublished(by)
 
     def retract(self, version: int, timeout: float = 30.0) -> None:
         """Declare a version bad, in the newest epoch that has it: nobody gets it from now on.
@@ -253,9 +259,9 @@ class ShardHandle:
                 ),
             )
 
-    def _unpublished(self) -> None:
+    def _unpublished(self, by: float) -> None:
         self._holds = None
-        self._end_exports(self._driver.config.pull.lease_seconds)
+        self._end_exports(by)
         self._become(REGISTERED)
 
     # --- replicating ---------------------------------------------------------------------
@@ -362,7 +368,7 @@ class ShardHandle:
         if self._holds is not None:
             self._unpublish(timeout)
         else:
-            self._end_exports(timeout)
+            self._end_exports(time.monotonic() + timeout)
         self._become(HandleState.REPLICATING)
 
     def _check_shards(self, answer: Answer) -> None:
@@ -518,7 +524,7 @@ class ShardHandle:
         self._wait_for_verb(deadline)
         self._prefetcher.end("the handle was closed")
         # Readers had their time: what is left is at most what they read without a lease.
-        self._end_exports(min(1.0, max(0.1, deadline - time.monotonic())))
+        self._end_exports(min(time.monotonic() + 1.0, deadline))
         self._release()
         self._holds = None
 
@@ -637,13 +643,21 @@ class ShardHandle:
         assert self._holds is not None
         return self._holds
 
-    def _end_exports(self, seconds: float) -> None:
-        """On return this process sends no more bytes of the tensors."""
+    @property
+    def _lease(self) -> float:
+        return self._driver.config.pull.lease_seconds
+
+    def _end_exports(self, by: float) -> None:
+        """On return this process sends no more bytes of the tensors.
+
+        What is on its way is waited for until then, for a lease at most, and a moment at least.
+        """
         exported, self._exported = self._exported, None
         if exported is not None:
             if self._state is TORN:
                 self._drop()
-            exported.drain(time.monotonic() + seconds)
+            now = time.monotonic()
+            exported.drain(max(now + SHORTEST_DRAIN, min(by, now + self._lease)))
         self._arrived = None
         self._driver.regions.pop(self._slot, None)
 

@@ -312,6 +312,24 @@ def test_a_copy_that_died_is_not_asked_for() -> None:
     assert "retained_versions_stay" not in story.found()
 
 
+@pytest.mark.parametrize(("since", "retained"), [(1.5, True), (2.5, False)])
+def test_only_what_was_whole_at_one_time_is_retained(since: float, retained: bool) -> None:
+    story = Story()
+    for who, shard in (("p.1", 0), ("q.1", 1)):
+        story.start(who, role="trainer", replica="p", shard=shard, num_shards=2)
+    story.start("k.1", role="keeper", newest=3)
+    story.verb("k.1", "open", "k", 0.1, 0.2)
+    story.hold("p.1", 1, 1.0, 2.0)
+    story.hold("q.1", 1, since, 3.0)
+    for who in ("p.1", "q.1"):
+        story.hold(who, 2, 4.0, 5.0)
+        story.exit(who, 9.0, 0)
+    for at in (6.4, 7.0, 7.6):
+        story.events.append(Listed(at=at, who="k.1", found=((0, 2, True),)))
+    story.exit("k.1", 9.0, 0)
+    assert ("retained_versions_stay" in story.found()) is retained
+
+
 def test_time_in_which_a_process_was_stopped_counts_for_no_deadline() -> None:
     story = calm_run()
     story.fault("stop", ("r.1",), 3.5, 9.0)

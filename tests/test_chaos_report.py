@@ -155,6 +155,20 @@ def test_a_stall_is_set_down_to_all_faults_beside_it() -> None:
     assert seconds(USUAL, faults, pull("r1.1", 10.5, 4.3)) == {"stop": 4.0, "loss": 4.0}
 
 
+def test_the_time_of_pulls_that_failed_counts_until_one_succeeds() -> None:
+    stop = fault("stop", 10, 1, "t1.1")
+    tries = told(
+        pull("r1.1", 10.5, 5.0, error="VersionUnavailable"),
+        pull("r1.1", 15.8, 0.0, "17"),  # other questions, and rests, neither end nor lengthen it
+        pull("r1.1", 16.1, 1.0, error="Timeout"),
+        pull("r1.1", 17.2, 2.3),
+        pull("r1.1", 19.6, 0.3),
+    )
+    found = stalled(USUAL, stop, tries)["stop"]
+    assert found.seconds == pytest.approx(8.0)
+    assert (found.at, found.error) == (10.5, "Timeout")
+
+
 @pytest.mark.parametrize(
     ("target", "why"),
     [

@@ -494,5 +494,5 @@ def test_whoever_fails_all_others_get_everything(
 
 def test_a_chunk_that_was_held_and_was_wrong_has_no_place_in_the_order_of_ours() -> None:
     ledger = Ledger(PUBLICATION, LayoutAgreement(None), Outbox())
-    crossing = Crossing(OWN, PUBLICATION, SourceTable(OWN, 8), ledger, CONFIG)
+    crossing = Crossing(OWN, PUBLICATION, SourceTable(OWN, PUBLICATION, 8), ledger, CONFIG)
     assert crossing.first(0b1) is None

@@ -200,7 +200,7 @@ def test_what_is_at_hand_is_not_taken_from_a_source_that_many_share_either() -> 
             return None
 
     outbox, agreement = Outbox(), LayoutAgreement(None)
-    sources, ledger = SourceTable(OWN, 8), Ledger(PUBLICATION, agreement, outbox)
+    sources, ledger = SourceTable(OWN, PUBLICATION, 8), Ledger(PUBLICATION, agreement, outbox)
     ledger.manifest = Manifest(4)
     for chunk in range(4):
         ledger.manifest.put(chunk, bytes(16))

@@ -610,6 +610,73 @@ def test_a_chunk_that_nobody_has_starves_the_pull_after_the_stated_time() -> Non
     assert s.now >= CONFIG.unavailable_after
 
 
+def dry_until(s: Script, *answering: SourceId, **offer: object) -> tuple[Starved, float]:
+    """Those go on saying what they have; the verdict, and how long it took."""
+    since = s.now
+    while True:
+        s.now = s.swarm.next_wakeup() or 0.0
+        s.swarm.tick(s.now)
+        sends, events = s.drain()
+        for to, m in sends:
+            for one in answering:
+                if isinstance(m, PullHello) and to == one.peer:
+                    s.offer(one, **offer)  # type: ignore[arg-type]
+        for event in events:
+            if isinstance(event, Starved):
+                return event, s.now - since
+
+
+def test_what_died_with_its_publisher_is_given_up_soon() -> None:
+    s = Script()
+    s.start(ORIGIN, have=range(8), known=())
+    s.swarm.lost(s.now, ORIGIN.peer)
+    s.candidates()
+    starved, took = dry_until(s)
+    assert starved.lost
+    assert set(starved.chunks) == set(range(8))
+    assert CONFIG.unsealed_after <= took < CONFIG.unsealed_after + 0.1
+
+
+def test_it_is_given_up_soon_where_other_holders_have_said_that_they_lack_it() -> None:
+    s = Script()
+    s.complete(s.start(ORIGIN, A, have=range(6)))
+    s.swarm.lost(s.now, ORIGIN.peer)
+    s.candidates(candidate(A, phase=Phase.PARTIAL))
+    starved, took = dry_until(s, A, have=range(6))
+    assert starved.lost
+    assert starved.chunks == (6, 7)
+    assert took < CONFIG.unsealed_after + 0.1
+
+
+@pytest.mark.parametrize("why", ["a holder is silent", "the digests are known", "it isn't dead"])
+def test_it_is_waited_for_as_long_as_ever_where_somebody_may_have_it(why: str) -> None:
+    s = Script()
+    known = range(8) if why == "the digests are known" else range(6)
+    s.start(ORIGIN, have=range(6), known=known)
+    if why == "it isn't dead":
+        s.candidates()
+        s.receive(ORIGIN, PullGone("p", ORIGIN.slot, "unpublished"))
+    else:
+        s.swarm.lost(s.now, ORIGIN.peer)
+        s.candidates(*([candidate(A)] if why == "a holder is silent" else []))
+    starved, took = dry_until(s)
+    assert not starved.lost
+    assert took >= CONFIG.unavailable_after
+
+
+def test_what_seemed_lost_is_pulled_from_a_holder_that_is_heard_of_in_time() -> None:
+    s = Script()
+    s.start(ORIGIN, have=range(8), known=())
+    s.swarm.lost(s.now, ORIGIN.peer)
+    s.candidates()
+    assert not s.pass_time(CONFIG.unsealed_after * 0.8)
+    s.candidates(candidate(B))
+    assert not [e for e in s.pass_time(CONFIG.unsealed_after) if isinstance(e, Starved)]
+    s.offer(B)
+    s.complete(s.fetches())
+    assert len(s.swarm.held) == 8
+
+
 def test_nobody_who_answers_is_starved_too() -> None:
     s = Script()
     s.candidates(candidate(A), candidate(B))

@@ -247,7 +247,7 @@ class Table:
         self.ledger.manifest = Manifest(4)
         for chunk in range(4):
             self.ledger.manifest.put(chunk, bytes(16))
-        self.sources = SourceTable(OWN, 8)
+        self.sources = SourceTable(OWN, PUBLICATION, 8)
         self.endgame = Endgame(self.ledger, CONFIG, self.outbox)
 
     def source(self, id: Any, have: int, locality: int = 2, chunks_a_second: int = 0) -> Source:

@@ -542,8 +542,13 @@ class ShardPull:
             return TransferError(
                 f"{self.publication} is there, but its bytes can't be moved here: {told}"
             )
-        seconds = self._config.unavailable_after
         what = f"chunks {_some(event.chunks)}" if event.chunks else "it"
+        if event.lost:
+            return VersionUnavailable(
+                f"{self.publication} can't be had any more: its publisher died before others had "
+                f"the digests of {what}; {told}"
+            )
+        seconds = self._config.unavailable_after
         return VersionUnavailable(
             f"{self.publication} can't be had: for {seconds:g} s no reachable holder has "
             f"had {what}; {told}"

@@ -10,6 +10,10 @@ Once some chunk was dry for `unavailable_after` seconds without a break, the ver
     Corrupt   wrong bytes of a dry chunk came before: from whom
     Starved   nobody has these chunks (at most MAX_NAMED are named), or nobody answers
 
+A chunk is *lost* when the origin is dead and nobody can have it any more: its digest isn't known
+here, and all other holders that are listed have said what they have. Bytes without a digest are
+nobody's, so for a lost one `unsealed_after` seconds do: time to hear of a holder that was new.
+
 The set of chunks that are watched only shrinks while it lasts: it holds those that were
 dry all the time. Time in which this process itself did not run does not count (`postpone`).
 """
@@ -67,7 +71,11 @@ class Drought:
         return None if due is None or now < due else self._verdict(still)
 
     def next_wakeup(self) -> float | None:
-        return None if self._since is None else self._since + self._config.unavailable_after
+        if self._since is None:
+            return None
+        config = self._config
+        lost = self._lost(self._dry)
+        return self._since + (config.unsealed_after if lost else config.unavailable_after)
 
     def postpone(self, late: float) -> None:
         """For so long nobody can be blamed for anything."""
@@ -90,12 +98,19 @@ class Drought:
                 reachable |= source.have
         return self._ledger.needed & ~reachable & ~self._crossing.expected()
 
+    def _lost(self, dry: int) -> int:
+        """Of the dry chunks, those that nobody can have any more."""
+        if not self._sources.have_lost_the_origin():
+            return 0
+        return dry if self._agreement.found is None else dry & ~self._ledger.manifest.known.bits
+
     def _verdict(self, dry: int) -> Event:
+        lost = self._lost(dry)
         if self._agreement.found is None:
-            return Starved((), self._sources.facts())
+            return Starved((), self._sources.facts(), lost=bool(lost))
         for chunk in ChunkSet(self._ledger.manifest.num_chunks, dry):
             liars = tuple(s.id for s in self._sources if s.bad >> chunk & 1)
             if liars:
                 return Corrupt(chunk, liars)
-        chunks = some_of(dry, MAX_NAMED, self._rng)
-        return Starved(tuple(sorted(chunks)), self._sources.facts())
+        chunks = some_of(lost or dry, MAX_NAMED, self._rng)
+        return Starved(tuple(sorted(chunks)), self._sources.facts(), lost=bool(lost))

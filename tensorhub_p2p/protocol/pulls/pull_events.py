@@ -88,10 +88,14 @@ class Completed(Event):
 
 @dataclass(frozen=True)
 class Starved(Event):
-    """No holder that answers has these chunks (the first few; none: nobody answered at all)."""
+    """No holder that answers has these chunks (some of them; none: nobody answered at all).
+
+    `lost`: nobody can have them any more, as the publisher died before it had said their digests.
+    """
 
     chunks: tuple[int, ...]
     tried: tuple[SourceFacts, ...]
+    lost: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from tensorhub_p2p.protocol.pulls.sources import (
 class SourceTable:
     """At most `max_candidates` sources, in the order in which they were first heard of."""
 
-    def __init__(self, own: SourceId, max_candidates: int) -> None:
+    def __init__(self, own: SourceId, publication: Publication, max_candidates: int) -> None:
         self._own = own
+        self._publication = publication
         self._max = max_candidates
         self._sources: dict[SourceId, Source] = {}
 
@@ -67,6 +68,14 @@ class SourceTable:
     def answering(self) -> list[Source]:
         """Those that serve us, or would if they had a free slot."""
         return [s for s in self if s.state in ANSWERED]
+
+    def have_lost_the_origin(self) -> bool:
+        """It is dead, and all other holders of the publication have said what they have."""
+        origin = [s for s in self if s.id.slot.group.replica == self._publication.replica]
+        listed = [s for s in self if s.listed and s.publication == self._publication]
+        return any(s.state is SourceState.DEAD for s in origin) and all(
+            s.state in ANSWERED and s.heard for s in listed
+        )
 
     def facts(self) -> tuple[SourceFacts, ...]:
         """All sources that were considered, those that delivered most first."""

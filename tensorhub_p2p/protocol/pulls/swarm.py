@@ -23,7 +23,8 @@ the sources, ask more of them, ask for pages, hand out fetches, notice the end. 
 while the driver was busy it may `gather`, and have it acted on all at once.
 
 Ends: `Completed`; `Starved` or `Corrupt` when for `unavailable_after` seconds no holder
-that answers has some chunk (Corrupt if wrong bytes of it came before). `stop` ends it
+that answers has some chunk (Corrupt if wrong bytes of it came before; sooner where nobody can
+have it any more, as the origin died and left no digest of it). `stop` ends it
 from outside. Then every source is told `PullBye`, and nothing more comes out.
 
 Own pauses: when a call comes more than a retry interval late, this process did not run,
@@ -113,7 +114,7 @@ class Swarm:
         """Malformed messages, and lists of digests, that were dropped."""
         self._config = config
         self._outbox = outbox = Outbox()
-        self._sources = sources = SourceTable(own, config.max_candidates)
+        self._sources = sources = SourceTable(own, publication, config.max_candidates)
         self._agreement = agreement = LayoutAgreement(layout, known)
         self._ledger = ledger = Ledger(publication, agreement, outbox)
         self._crossing = crossing = Crossing(own, publication, sources, ledger, config)

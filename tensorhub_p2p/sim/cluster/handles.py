@@ -136,14 +136,15 @@ class SimHandle:
     def publish(self, version: int, timeout: float, *, rewind: bool = False) -> Steps[Publication]:
         number = self._began("publish", timeout, version=version)
         self._accept_loss()
+        deadline = self.peer.now + timeout
         self._leave_failed_call()
-        yield from self._end_exports(timeout)
+        yield from self._end_exports(deadline)
         export = self.peer.export(self.memory, ChunkSet.full(self.memory.layout.num_chunks))
         layout, endpoints = self.memory.layout, endpoints_of(export)
         self._note(Offered(self.id, version, tuple(self.memory.tokens)))
         try:
             publication: Publication = yield self._verb(
-                timeout,
+                max(0.01, deadline - self.peer.now),
                 lambda node, now, number, deadline: node.publish(
                     now, number, deadline, self.slot, version, rewind, layout, endpoints
                 ),
@@ -172,6 +173,7 @@ class SimHandle:
     def _unpublish(self, timeout: float, *, force: bool = False) -> Steps[None]:
         assert self.holds is not None
         self._note(Withdraws(self.id, self.holds))
+        by = self.peer.now + timeout + self._lease
         try:
             lost: tuple[str, ...] = yield self._verb(
                 timeout,
@@ -183,13 +185,13 @@ class SimHandle:
                 self._note(Lost(self.id, self.holds, "; ".join(lost)))
         except TensorHubError:
             if not self.peer.node.holds(self.slot):
-                yield from self._unpublished()
+                yield from self._unpublished(by)
             raise
-        yield from self._unpublished()
+        yield from self._unpublished(by)
 
-    def _unpublished(self) -> Steps[None]:
+    def _unpublished(self, by: float) -> Steps[None]:
         self.holds = None
-        yield from self._end_exports(self.peer.config.pull.lease_seconds)
+        yield from self._end_exports(by)
 
     def retract(self, version: int, timeout: float) -> Steps[None]:
         """Nobody is to use this version any more."""
@@ -286,7 +288,7 @@ class SimHandle:
         if self.holds is not None:
             yield from self._unpublish(timeout)
         else:
-            yield from self._end_exports(timeout)
+            yield from self._end_exports(self.peer.now + timeout)
         self.torn = True
 
     def wait_for(self, newer: int, timeout: float) -> Steps[int]:
@@ -324,7 +326,7 @@ class SimHandle:
             error = lost
             if self._serves is not None:
                 self._note(Lost(self.id, self._serves, str(lost)))
-        yield from self._end_exports(1.0)
+        yield from self._end_exports(self.peer.now + 1.0)
         self.holds = None
         self._ended(number, "close", error)
         self._forget()
@@ -397,14 +399,18 @@ class SimHandle:
             self.holds = None
             self._close_export()
 
-    def _end_exports(self, seconds: float) -> Steps[None]:
+    @property
+    def _lease(self) -> float:
+        return self.peer.config.pull.lease_seconds
+
+    def _end_exports(self, by: float) -> Steps[None]:
         """On return nobody reads these tensors, but for one-sided reads under way."""
         if self._export is not None and self.torn:
             self._drop()
         export = self._close_export()
         if export is None:
             return
-        by = self.peer.now + seconds
+        by = min(by, self.peer.now + self._lease)
         while export.reads and self.peer.now < by and not self.peer.world.reads.one_sided:
             yield self.peer.sleep(DRAIN_LOOK)
 
