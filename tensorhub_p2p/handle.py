@@ -36,7 +36,7 @@ from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
 from tensorhub_p2p.runtime.misfits import misfit
 from tensorhub_p2p.runtime.prefetching import Prefetch, Prefetcher
-from tensorhub_p2p.runtime.pulling import PullRun, announcing, is_intact
+from tensorhub_p2p.runtime.pulling import OldVersion, PullRun, announcing, is_intact
 from tensorhub_p2p.runtime.verbs import Running, Then
 from tensorhub_p2p.transfer.memory import Region
 
@@ -223,22 +223,24 @@ class ShardHandle:
             self._unpublish(timeout, force=force)
 
     def _unpublish(self, timeout: float, *, force: bool = False) -> None:
-        """Afterwards REGISTERED; also if it was interrupted after the references were hidden."""
-        # The one lease that readers have at the end: what their sockets need is part of it.
         by = time.monotonic() + timeout + self._lease
+        with self._unpublishing(by):
+            lost = self._run(timeout, _withdrawal_of(self._slot, force=force))
+        for what in lost or ():
+            _log.warning("%s: unpublish(force=True) gave up %s", self._slot, what)
+
+    @contextmanager
+    def _unpublishing(self, by: float) -> Iterator[None]:
+        """Afterwards REGISTERED; also if it was interrupted after the references were hidden.
+
+        `by`: readers have one lease at the end, and what their sockets need is part of it.
+        """
         try:
-            lost = self._run(
-                timeout,
-                lambda node, now, number, deadline: node.unpublish(
-                    now, number, deadline, self._slot, force
-                ),
-            )
+            yield
         except BaseException:
             if not self._driver.ask(lambda _now: self._driver.node.holds(self._slot)):
                 self._unpublished(by)
             raise
-        for what in lost or ():
-            _log.warning("%s: unpublish(force=True) gave up %s", self._slot, what)
         self._unpublished(by)
 
     def retract(self, version: int, timeout: float = 30.0) -> None:
@@ -312,7 +314,7 @@ class ShardHandle:
             if self._state is HandleState.CLOSED:
                 pull.cancel()
             try:
-                exported = pull.run(self._give_up_old)
+                exported = pull.run(_OldVersion(self))
             except BaseException as error:
                 self._pull_failed(pull, answer, error)
                 raise
@@ -362,14 +364,6 @@ class ShardHandle:
         self._attempts.succeed()
         self._become(PUBLISHED)
         return True
-
-    def _give_up_old(self, timeout: float) -> None:
-        """The new version is within reach: withdraw the old one; bytes change from here on."""
-        if self._holds is not None:
-            self._unpublish(timeout)
-        else:
-            self._end_exports(time.monotonic() + timeout)
-        self._become(HandleState.REPLICATING)
 
     def _check_shards(self, answer: Answer) -> None:
         """A replica that is cut into another number of shards would get only part of the model."""
@@ -598,7 +592,7 @@ class ShardHandle:
 
     def _accept_loss(self) -> None:
         """Raises VersionConflict, once, if other bytes are the reason."""
-        self._end_exports(self._driver.config.pull.lease_seconds)
+        self._end_exports(time.monotonic() + self._lease)
         self._holds = None
         self._become(REGISTERED)
         shard = self._driver.node.shards[self._slot]
@@ -673,6 +667,52 @@ class ShardHandle:
         """Others don't find anything here from now on."""
         if self._driver.running:
             self._driver.ask(lambda now: self._driver.node.drop(now, self._slot))
+
+
+def _withdrawal_of(slot: Slot, *, force: bool) -> Callable[[Any, float, VerbId, float], None]:
+    return lambda node, now, number, deadline: node.unpublish(now, number, deadline, slot, force)
+
+
+class _OldVersion(OldVersion):
+    """What a handle has served until now: withdrawn once the new version is within reach."""
+
+    def __init__(self, handle: ShardHandle) -> None:
+        self._handle = handle
+        self._running: Running | None = None
+        self._by = 0.0
+
+    def begin(self, timeout: float, ready: Callable[[], None]) -> None:
+        handle, driver = self._handle, self._handle._driver
+        self._by = time.monotonic() + timeout + handle._lease
+        if handle._holds is None:
+            ready()
+            return
+        start = _withdrawal_of(handle._slot, force=False)
+        # A signal may come between any two steps, also when it was handed over already.
+        self._running = driver.expect()
+        self._running.future.add_done_callback(lambda _future: ready())
+        driver.hand_over(
+            self._running,
+            timeout,
+            lambda now, number, deadline: start(driver.node, now, number, deadline),
+        )
+
+    def end(self) -> None:
+        handle, running, self._running = self._handle, self._running, None
+        if running is None:
+            handle._end_exports(self._by)
+        else:
+            with handle._unpublishing(self._by):
+                handle._driver.wait(handle._slot, running)
+        handle._become(HandleState.REPLICATING)
+
+    def abandon(self) -> None:
+        handle, running, self._running = self._handle, self._running, None
+        if running is None or not handle._driver.running:
+            return
+        handle._driver.interrupt(handle._slot, running)
+        if not handle._driver.ask(lambda _now: handle._driver.node.holds(handle._slot)):
+            handle._unpublished(self._by)
 
 
 def _in_background(verb: Callable[[], Any]) -> Future[Any]:

@@ -288,11 +288,15 @@ class Driver:
 
         `then` goes on from its result, on the control thread.
         """
-        running = self._verbs.expect(then)
-        self._hand_over(running, timeout, start)
+        running = self.expect(then)
+        self.hand_over(running, timeout, start)
         return running
 
-    def _hand_over(self, running: Running, timeout: float, start: Start) -> None:
+    def expect(self, then: Then | None = None) -> Running:
+        """A verb that will be handed over."""
+        return self._verbs.expect(then)
+
+    def hand_over(self, running: Running, timeout: float, start: Start) -> None:
         try:
             self.control.post(lambda now: self._verbs.begin(now, timeout, start, running.number))
         except BaseException:
@@ -304,10 +308,10 @@ class Driver:
 
         `then` goes on from its result, on the control thread.
         """
-        running = self._verbs.expect(then)
+        running = self.expect(then)
         # A signal may come between any two steps, also when the verb was handed over already.
         try:
-            self._hand_over(running, timeout, start)
+            self.hand_over(running, timeout, start)
             return running.future.result()
         except BaseException:
             self._given_up(slot, running)

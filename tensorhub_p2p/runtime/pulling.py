@@ -5,7 +5,8 @@ pull (transfer/engine.py), the node that announces what the handle holds, and th
 exports. It owns the order of steps around the moving of bytes:
 
     follow the holders -> a source is within reach, the layout fits
-      -> the handle gives up its old version        (the last moment without a trace)
+      -> the handle gives up its old version        (the last moment without a trace; the pull
+                                                     goes on listening to its sources meanwhile)
       -> export the memory, announce a partial holder (of more than one chunk, or across zones)
       -> each verified chunk is exported and served on
       -> announce a whole holder, and tell the group that this shard is done
@@ -17,7 +18,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tensorhub_p2p.errors import (
     IntegrityError,
@@ -44,6 +45,24 @@ from tensorhub_p2p.transfer.stock import Stock
 
 if TYPE_CHECKING:
     from tensorhub_p2p.runtime.progress import Progress
+
+
+class OldVersion(Protocol):
+    """What the memory holds until a source of the new version is within reach."""
+
+    def begin(self, timeout: float, ready: Callable[[], None]) -> None:
+        """Begin to give it up; `ready()` is called, on any thread, once `end` won't wait long.
+
+        That takes its readers' time: the pull goes on meanwhile, as its own sources may be waiting
+        for a word of it. Two that take each other's versions would else wait for each other.
+        """
+
+    def end(self) -> None:
+        """Nobody reads it any more. Raises what kept it from being given up: then it stays."""
+
+    def abandon(self) -> None:
+        """The pull failed before `end`: keep it, if that can still be."""
+
 
 NOBODY_CAN = (VersionUnavailable, IntegrityError, LayoutMismatch)
 """Ends that the next try would meet again, in every shard or in this one."""
@@ -102,7 +121,7 @@ class PullRun(Hooks):
         self._answer = answer
         self._started = time.monotonic()
         self._deadline = self._started + timeout
-        self._give_up_old: Callable[[float], None] = lambda _timeout: None
+        self._old: OldVersion
         self._announced: Running | None = None
         self._untold: dict[int, bytes] = {}
         """Chunks that were verified while nothing was announced."""
@@ -134,12 +153,12 @@ class PullRun(Hooks):
             known=driver.layouts,
         )
 
-    def run(self, give_up_old: Callable[[float], None]) -> Exported:
+    def run(self, old: OldVersion) -> Exported:
         """Pull; returns what others may read from now on. Raises as `ShardPull.run` does.
 
-        `give_up_old(timeout)` is called at most once, before the first byte changes.
+        `old` is given up before the first byte changes.
         """
-        self._give_up_old = give_up_old
+        self._old = old
         driver, answer = self._driver, self._answer
         model, shard = self._slot.group.model, self._slot.shard
         unfollow = driver.follow(
@@ -150,6 +169,8 @@ class PullRun(Hooks):
             self._pull.run()
         except BaseException as error:
             self.unavailable = isinstance(error, NOBODY_CAN)
+            if self.exported is None:
+                old.abandon()
             self._end_announcement()
             if isinstance(error, LayoutMismatch):
                 raise self._misfit(error) from error
@@ -189,8 +210,11 @@ class PullRun(Hooks):
 
     # --- hooks of the engine, on this thread ---------------------------------------------
 
+    def prepare(self, ready: Callable[[], None]) -> None:
+        self._old.begin(self._time_left(), ready)
+
     def begin(self, into: Region) -> bool:
-        self._give_up_old(self._time_left())
+        self._old.end()
         started = time.monotonic()
         exported = Exported(self._driver.transports, into, ChunkSet(into.layout.num_chunks))
         self.exported = exported

@@ -12,6 +12,7 @@ Everything arrives in one inbox, a queue that other threads put into:
     a PeerId               this member was declared dead
     None                   the peer was closed: the pull ends with PeerClosed
     a Report               from a link of this pull
+    READY                  what `Hooks.prepare` was asked for is done
 
 Whatever the end, `run` returns or raises only when no reader is writing into the tensors
 any more. Extra memory: a scratch buffer for each reader thread, nothing that grows with
@@ -72,10 +73,13 @@ from tensorhub_p2p.transfer.memory import Region
 from tensorhub_p2p.transfer.stock import Stock
 from tensorhub_p2p.transfer.transports.base import Transport
 
+READY = object()
 MAX_BATCH = 64
 """Items taken from the inbox before what they led to is carried out."""
 PLENTY = 4
 """What a link has to do must last for so many times as long as the pull's thread rests."""
+LONGEST_WAIT = 1.0
+"""Seconds for which the pull's thread waits, where it goes by no deadline."""
 SHORTEST_NAP = 0.0005
 """Seconds; less is not worth it."""
 MAX_TOLD = 8
@@ -85,8 +89,16 @@ MAX_TOLD = 8
 class Hooks:
     """What the caller wants to know, on the thread of the pull. Override what is of use."""
 
+    def prepare(self, ready: Callable[[], None]) -> None:
+        """A source is within reach and the layout fits: have done what has to be done before.
+
+        `begin` follows once `ready()` was called, on any thread; that has to come soon after the
+        pull's deadline at the latest. Meanwhile the pull goes on listening to its sources.
+        """
+        ready()
+
     def begin(self, into: Region) -> bool:
-        """A source is within reach and the layout fits; bytes change once this returns.
+        """All is prepared; bytes change once this returns.
 
         `into` is the registered memory in the publisher's order. Returns whether the directory
         is being told of this pull. Whatever this raises ends the pull before a byte was written.
@@ -226,6 +238,8 @@ class ShardPull:
         self._news_at = float("-inf")
         """When the hooks may hear of the next ones."""
         self._directory_answered = False
+        self._preparing = False
+        """The hooks are, so that bytes may change; they heed the deadline."""
         self._begun = False
         self._done = False
         self._moved = 0
@@ -322,7 +336,8 @@ class ShardPull:
     def _take(self, now: float) -> None:
         """Wait for something to happen; feed it, and what else has come, to the swarm."""
         wakeup = self._swarm.next_wakeup()
-        until = self._deadline if wakeup is None else min(wakeup, self._deadline)
+        deadline = self._deadline if not self._preparing else now + LONGEST_WAIT
+        until = deadline if wakeup is None else min(wakeup, deadline)
         if self._news:
             until = min(until, self._news_at)
         self._swarm.gather()
@@ -338,7 +353,7 @@ class ShardPull:
         self._swarm.act(now)
         if wakeup is not None and now >= wakeup:  # inputs tick by themselves
             self._swarm.tick(now)
-        if now >= self._deadline and not self._swarm.done:
+        if now >= self._deadline and not self._swarm.done and not self._preparing:
             raise self._timeout()
 
     def _forgive(self, now: float) -> None:
@@ -379,6 +394,8 @@ class ShardPull:
         elif isinstance(item, str):
             swarm.lost(now, PeerId(item))
         elif isinstance(item, Connected):
+            self._prepare()
+        elif item is READY:
             self._begin()
         elif isinstance(item, ConnectFailed):
             swarm.unreachable(now, item.source, item.why)
@@ -505,11 +522,18 @@ class ShardPull:
         elif not self._begun:
             link.connect()
 
-    def _begin(self) -> None:
-        """The first source within reach: bytes may change from here on."""
-        if self._begun or self._readers is None:
+    def _prepare(self) -> None:
+        """The first source within reach: bytes may change once all is prepared."""
+        if self._begun or self._preparing or self._readers is None:
             return
+        self._preparing = True
         self._reached_at = time.monotonic()
+        self._hooks.prepare(lambda: self._inbox.put(READY))
+
+    def _begin(self) -> None:
+        """Bytes may change from here on."""
+        assert self._readers is not None
+        self._preparing = False
         announced = self._hooks.begin(self._readers.into)
         self._begun = True
         self._began_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -220,8 +221,8 @@ def test_the_times_of_a_pull_are_where_they_were_spent(
     monkeypatch.setattr(handle_module, "time", Clock)
     monkeypatch.setattr(pulling, "time", Clock)
     monkeypatch.setattr(target, "_ask", putting_forward(target._ask, 100.0))
-    give_up = th.ShardHandle._give_up_old
-    monkeypatch.setattr(th.ShardHandle, "_give_up_old", putting_forward(give_up, 1000.0))
+    old = handle_module._OldVersion
+    monkeypatch.setattr(old, "end", putting_forward(old.end, 1000.0))
     monkeypatch.setattr(pulling, "Exported", putting_forward(pulling.Exported, 10_000.0))
     pull = target.replicate(1, timeout=100_000)
     assert 1100 <= pull.waiting < 1150
@@ -229,6 +230,58 @@ def test_the_times_of_a_pull_are_where_they_were_spent(
     assert 0 < pull.moving < 50
     assert pull.waiting + pull.registering + pull.moving == pytest.approx(pull.seconds)
     assert 0 < pull.verifying < 50
+
+
+def test_two_that_pull_what_the_other_gives_up_do_not_wait_for_each_other(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads from the other, and from a third; each waits until it is read no more."""
+    patient = th.Config(pull=th.PullConfig(lease_seconds=120.0))
+    handles = [peer(config=patient).open("m", replica=f"r-{number}") for number in range(4)]
+    for number, handle in enumerate(handles):
+        handle.register(fill(blank(), 1 + number // 2))
+        handle.publish(1 + number // 2)
+    both = threading.Barrier(2)
+    prepare = pulling.PullRun.prepare
+
+    def together(run: pulling.PullRun, ready: Callable[[], None]) -> None:
+        both.wait(30.0)
+        prepare(run, ready)
+
+    monkeypatch.setattr(pulling.PullRun, "prepare", together)
+    one = handles[0].replicate_async(2, timeout=20)
+    other = handles[2].replicate_async(1, timeout=20)
+    assert (one.result(40).version, other.result(40).version) == (2, 1)
+
+
+@pytest.mark.parametrize("withdrawn", [True, False])
+def test_a_pull_that_ends_while_the_old_version_is_given_up_leaves_the_tensors_alone(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch, withdrawn: bool
+) -> None:
+    source, target = peer().open("m", replica="s"), peer().open("m", replica="t")
+    tensors = blank()
+    source.register(fill(blank(), 2))
+    target.register(fill(tensors, 1))
+    target.publish(1)
+    source.publish(2)
+
+    def ends(run: pulling.PullRun, _ready: Callable[[], None]) -> None:
+        begun = threading.Event()
+        run._old.begin(20.0, begun.set)
+        if withdrawn:
+            assert begun.wait(20.0)
+        run.cancel()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pulling.PullRun, "prepare", ends)
+        if not withdrawn:
+            patch.setattr(handle_module, "_withdrawal_of", lambda *_, **__: lambda *_: None)
+        with pytest.raises(th.PeerClosed):
+            target.replicate(2, timeout=20)
+    state = th.HandleState.REGISTERED if withdrawn else th.HandleState.PUBLISHED
+    assert (target.state, target.version) == (state, None if withdrawn else 1)
+    assert not wrong(tensors, 1)
+    assert target.replicate(2, timeout=20).version == 2
 
 
 def test_a_version_that_was_decided_for_stays_until_it_was_pulled(peer: StartPeer) -> None:

@@ -84,6 +84,8 @@ class SimHandle:
         self.retain = retain
         self.closed = False
         self._elastic = elastic
+        self._withdrawal: VerbCall | None = None
+        """The last unpublish."""
         self._arrived: Publication | None = None
         """What the failed call's pull brought, whole and verified, but could not announce."""
         self._export: Export | None = None
@@ -175,12 +177,13 @@ class SimHandle:
         self._note(Withdraws(self.id, self.holds))
         by = self.peer.now + timeout + self._lease
         try:
-            lost: tuple[str, ...] = yield self._verb(
+            self._withdrawal = self._verb(
                 timeout,
                 lambda node, now, number, deadline: node.unpublish(
                     now, number, deadline, self.slot, force
                 ),
             )
+            lost: tuple[str, ...] = yield self._withdrawal
             if lost:
                 self._note(Lost(self.id, self.holds, "; ".join(lost)))
         except TensorHubError:
@@ -290,6 +293,12 @@ class SimHandle:
         else:
             yield from self._end_exports(self.peer.now + timeout)
         self.torn = True
+
+    def keep_old(self) -> None:
+        """The pull failed meanwhile."""
+        if self._withdrawal is not None:
+            self.peer.node.interrupt(self.peer.now, self.slot, self._withdrawal.number)
+            self.peer.pump()
 
     def wait_for(self, newer: int, timeout: float) -> Steps[int]:
         question = Question("wait_for", newer_than(newer) if newer >= 0 else "latest")

@@ -60,6 +60,9 @@ class Kept:
         """There was nothing before."""
         yield from ()
 
+    def keep_old(self) -> None:
+        """There was nothing before."""
+
     def announce_part(self, _answer: Answer, _export: Export, _timeout: float) -> None:
         """Nobody finds it before it is whole."""
 

@@ -67,7 +67,7 @@ from tensorhub_p2p.sim.cluster.memory import (
     digest_of,
     torn,
 )
-from tensorhub_p2p.sim.cluster.tasks import Pending, Steps
+from tensorhub_p2p.sim.cluster.tasks import Pending, Steps, start
 from tensorhub_p2p.sim.host import State
 from tensorhub_p2p.sim.network import SimNetwork
 
@@ -236,8 +236,9 @@ class Reads:
 
 
 Item = object
-"""(sender, message), HoldersChanged, a PeerId that is dead, Connected, Landed, Failed; or None:
-the handle is being closed."""
+"""(sender, message), HoldersChanged, a PeerId that is dead, Connected, Landed, Failed; READY: the
+old version is given up; or None: the handle is being closed."""
+READY = object()
 
 
 class Puller(Protocol):
@@ -254,6 +255,9 @@ class Puller(Protocol):
 
     def give_up_old(self, timeout: float) -> Steps[None]:
         """Bytes change from here on."""
+
+    def keep_old(self) -> None:
+        """The pull failed meanwhile: `give_up_old` is to end now, and keep it if that can be."""
 
     def announce_part(self, answer: Answer, export: Export, timeout: float) -> VerbCall | None:
         """Tell others that it comes, if they may know."""
@@ -300,6 +304,8 @@ class SimPull:
         """What the directory says they hold; others hold what is pulled."""
         self._found: list[SourceFound] = []
         self._laid_out = False
+        self._prepared: Pending | None = None
+        """The end of `give_up_old`, which runs beside the pull."""
         self._begun = False
         self.over = False
         """Nothing of it writes into the tensors any more."""
@@ -340,6 +346,8 @@ class SimPull:
             if self._announced is not None:
                 peer.node.interrupt(peer.now, slot, self._announced.number)
                 peer.node.carries(peer.now, slot, self.publication, None)
+            if self._is_preparing:
+                yield from self._keep_old()
             raise
         finally:
             self._stop()
@@ -353,7 +361,8 @@ class SimPull:
         """Wait for something to happen, take it in, do what the swarm decided."""
         wakeup = self._swarm.next_wakeup()
         if not self._inbox:
-            yield self._woken(self._deadline if wakeup is None else min(wakeup, self._deadline))
+            deadline = self._deadline if not self._is_preparing else inf
+            yield self._woken(deadline if wakeup is None else min(wakeup, deadline))
         self._swarm.gather()
         while self._inbox and not self.over:
             yield from self._accept(self._inbox.popleft())
@@ -361,7 +370,7 @@ class SimPull:
         self._swarm.act(now)
         if wakeup is not None and now >= wakeup:
             self._swarm.tick(now)
-        if now >= self._deadline and not self._swarm.done:
+        if now >= self._deadline and not self._swarm.done and not self._is_preparing:
             raise Timeout(f"pulling {self.publication} timed out")
         for output in self._swarm.outbox.drain():
             if isinstance(output, Send):
@@ -374,7 +383,8 @@ class SimPull:
         self._wake = Pending()
         if not self.peer.now < self._timer_at <= by:
             self._timer_at = by
-            self.peer.at(by, lambda: self._wake.settle())
+            if by < inf:
+                self.peer.at(by, lambda: self._wake.settle())
         return self._wake
 
     def _accept(self, item: Item) -> Steps[None]:
@@ -388,6 +398,8 @@ class SimPull:
         elif isinstance(item, Failed):
             swarm.failed(now, item.source, item.chunk, item.fault)
         elif isinstance(item, Connected):
+            self._prepare()
+        elif item is READY:
             yield from self._begin()
         elif isinstance(item, HoldersChanged):
             self.holders |= {SourceId(h.peer, h.slot): h.publication for h in item.holders}
@@ -482,11 +494,27 @@ class SimPull:
             learnt, self._learnt = self._learnt, []
             self.peer.node.digested(self.peer.now, self.handle.slot, self.publication, learnt)
 
-    def _begin(self) -> Steps[None]:
+    def _prepare(self) -> None:
         """The first source within reach: bytes may change once the old version is given up."""
-        if self._begun:
-            return
-        yield from self.handle.give_up_old(max(0.01, self._deadline - self.peer.now))
+        if self._prepared is None:
+            self._prepared = start(self.handle.give_up_old(self._left))
+            self._prepared.then(lambda: self.put(READY))
+
+    @property
+    def _is_preparing(self) -> bool:
+        return self._prepared is not None and not self._begun
+
+    def _keep_old(self) -> Steps[None]:
+        assert self._prepared is not None
+        self.handle.keep_old()
+        try:
+            yield self._prepared
+        except TensorHubError:
+            pass  # it is kept, or past that point
+
+    def _begin(self) -> Steps[None]:
+        assert self._prepared is not None
+        yield self._prepared
         self.export = self.peer.export(self.memory, ChunkSet(self.memory.layout.num_chunks))
         crosses = self._swarm.crosses
         if crosses or self.memory.layout.num_chunks > 1:  # else there are no parts to share
