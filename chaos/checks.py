@@ -7,6 +7,7 @@ what it can't tell. Each is seen to find a deliberate bug (bugs.py).
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -14,7 +15,7 @@ from math import inf
 
 import msgspec
 
-from chaos.history import CUTS, SILENCES, Call, History, Life
+from chaos.history import CUTS, SILENCES, STARVED, Call, History, Life
 
 GRACE = 4.0
 """Seconds after its deadline within which a verb ends on a machine that is full."""
@@ -497,9 +498,15 @@ def every_end_is_one_that_was_meant(history: History) -> Found:
 
 
 def _was_meant(history: History, life: Life, code: int | None) -> bool:
-    """Killed by a fault; or it ended with an error of a verb (2) while something was wrong."""
+    """Killed by a fault; or it ended with an error of a verb (2) while something was wrong.
+
+    Or the kernel refused it memory, which libzmq answers with SIGABRT.
+    """
     if code in {-9, -15, None}:
         return bool(history.done_to([life.who])) or history.was_replaced(life)
+    if code == -signal.SIGABRT:
+        starved = history.done_to([life.who], STARVED)
+        return any(spell.overlaps(life.end, life.end, 1.0) for spell in starved)
     return code == 2 and any(
         spell.overlaps(life.started.at, life.end, HEALS) for spell in history.spells
     )

@@ -28,6 +28,8 @@ from chaos.journal import (
 
 SILENCES = frozenset({"stop", "stop a source", "hold the GIL", "memory pressure", "usurp a slot"})
 """Faults in which a process does nothing, and can't be blamed for that."""
+STARVED = frozenset({"memory pressure"})
+"""Faults in which a process gets no memory: it may die of that."""
 CUTS = frozenset({"partition", "one-way partition", "cut a cable", "loss", "slow link"})
 """Faults that are done to links."""
 

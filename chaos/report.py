@@ -77,6 +77,8 @@ class Summary(msgspec.Struct, kw_only=True):
     seeds: list[int] = []
     seconds: float = 0.0
     faults: dict[str, FaultKind] = {}
+    undisturbed: Stall | None = None
+    """The longest beside no fault: so much do pulls differ by themselves."""
     pulls: Pulls = msgspec.field(default_factory=Pulls)
     verbs: int = 0
     processes: int = 0
@@ -98,10 +100,12 @@ def summarise(
     told = history(events)
     lives = told.lives.values()
     samples = [(life.who, sample) for life in lives for sample in life.samples]
+    longest = stalls.longest(told, began, seed)
     return Summary(
         seeds=[seed],
         seconds=events[-1].at - began if events else 0.0,
-        faults=_faults(told, began, seed),
+        faults=_faults(told, longest),
+        undisturbed=longest.get(stalls.UNDISTURBED),
         pulls=_pulls(told.calls),
         verbs=len(told.calls),
         processes=len(lives),
@@ -113,10 +117,9 @@ def summarise(
     )
 
 
-def _faults(told: History, began: float, seed: int) -> dict[str, FaultKind]:
+def _faults(told: History, longest: dict[str, Stall]) -> dict[str, FaultKind]:
     """One that was never ended lasted until the last event."""
     found: dict[str, FaultKind] = {}
-    longest = stalls.longest(told, began, seed)
     for spell in told.spells:
         kind = found.setdefault(spell.kind, FaultKind(stall=longest.get(spell.kind)))
         kind.count += 1
@@ -167,6 +170,7 @@ def combine(summaries: Sequence[Summary]) -> Summary:
         seeds=[seed for summary in summaries for seed in summary.seeds],
         seconds=sum(summary.seconds for summary in summaries),
         faults=_all_faults([summary.faults for summary in summaries]),
+        undisturbed=_longest(summary.undisturbed for summary in summaries),
         pulls=_all_pulls([summary.pulls for summary in summaries]),
         verbs=sum(summary.verbs for summary in summaries),
         processes=sum(summary.processes for summary in summaries),
@@ -185,9 +189,13 @@ def _all_faults(runs: Sequence[dict[str, FaultKind]]) -> dict[str, FaultKind]:
             total = found.setdefault(name, FaultKind())
             total.count += one.count
             total.seconds += one.seconds
-            both = [stall for stall in (total.stall, one.stall) if stall is not None]
-            total.stall = max(both, key=lambda stall: stall.seconds, default=None)
+            total.stall = _longest((total.stall, one.stall))
     return found
+
+
+def _longest(several: Iterable[Stall | None]) -> Stall | None:
+    there = [stall for stall in several if stall is not None]
+    return max(there, key=lambda stall: stall.seconds, default=None)
 
 
 def _all_pulls(runs: Sequence[Pulls]) -> Pulls:
@@ -228,23 +236,38 @@ def show(summary: Summary, console: Console) -> None:
     console.print(f"{'seed' if len(summary.seeds) == 1 else 'seeds'} {seeds}", highlight=False)
 
 
+def show_in_all(summary: Summary, console: Console) -> None:
+    """Several reports were shown: what they come to together."""
+    faults = sum(kind.count for kind in summary.faults.values())
+    console.print(
+        f"[bold]in all[/]: {faults:,} faults, {summary.pulls.succeeded:,} pulls, "
+        f"{summary.pulls.bytes / 1e9:,.1f} GB, {summary.processes:,} processes; "
+        f"{_bad(len(summary.violations))} violations, {_bad(summary.hangs)} hangs, "
+        f"{_bad(len(summary.leaked))} processes leaked",
+        highlight=False,
+    )
+
+
 def _table_of_faults(summary: Summary) -> Table:
     table = Table("fault", title=f"{sum(f.count for f in summary.faults.values())} faults")
     for column in ("count", "seconds", "longest stall"):
         table.add_column(column, justify="right")
     table.add_column("of")
     for name, kind in sorted(summary.faults.items()):
-        stall = kind.stall
-        seconds = f"{stall.seconds:.2f} s" if stall is not None else "–"
-        whose = _whose(stall) if stall is not None and stall.seconds else ""
-        row = (escape(name), str(kind.count), f"{kind.seconds:.1f}", seconds, whose)
-        table.add_row(*row)
+        table.add_row(escape(name), str(kind.count), f"{kind.seconds:.1f}", *_shown(kind.stall))
+    table.add_row(escape(stalls.UNDISTURBED), "", "", *_shown(summary.undisturbed))
     return table
+
+
+def _shown(stall: Stall | None) -> tuple[str, str]:
+    if stall is None:
+        return "–", ""
+    return f"{stall.seconds:.2f} s", _whose(stall) if stall.seconds else ""
 
 
 def _whose(stall: Stall) -> str:
     ended = f", {stall.error}" if stall.error else ""
-    return escape(f"{stall.who} at {stall.at:.1f} s: {stall.what}{ended} (seed {stall.seed})")
+    return escape(f"{stall.who} at {stall.at:.1f} s{ended} (seed {stall.seed})")
 
 
 def _table_of_totals(summary: Summary) -> Table:

@@ -1,10 +1,12 @@
 """How long faults hold up those whom they were not done to.
 
-Rules of this file. Only bystanders count: rollouts that no fault was done to while they pulled, nor
-to any member of their replica. A pull's stall is what it took beyond the median of the undisturbed
-pulls that asked the same kind of question, and is never below 0. A "latest" that fails has not
-ended the wait: its time counts for the next one too. A stall is set down to every fault that
-the pull overlaps: of several at once, nobody can tell which one held it up.
+Rules of this file. Only bystanders count: rollouts that no fault was done to while they pulled,
+nor to any member of their replica. Only questions for "latest" count: an older version may not be
+there, whatever is done to anybody. A pull's stall is what it took beyond the median of the
+undisturbed ones that, like it, moved bytes (or had nothing to move), and is never below 0. One that
+fails has not ended the wait: its time counts for the next one too. A stall is set down to every
+fault that the pull overlaps: of several at once, nobody can tell which one held it up. What is
+longest beside no fault shows how much pulls differ by themselves.
 
 A fault reaches `AFTER` seconds beyond its end: what it broke is not whole again at once.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from math import inf
 from statistics import median
 
 import msgspec
@@ -20,9 +23,8 @@ import msgspec
 from chaos.history import Call, History, Spell
 
 AFTER = 5.0
-LATEST, FORMER, NUMBER = "latest", "latest-k", "number"
-MAYBE_NEVER_THERE = frozenset({"Timeout", "VersionUnavailable"})
-"""What a question for one of the older versions may rightly end in."""
+UNDISTURBED = "(nothing)"
+"""The fault beside which undisturbed pulls stall."""
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,13 +33,12 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     at: float
     who: str
-    what: str
     error: str
     seed: int
 
 
 class Pull(msgspec.Struct, frozen=True, kw_only=True):
-    """A `replicate`, with the tries that failed before it, and the faults that these overlap.
+    """A `replicate("latest")`, with the tries that failed before it, and the faults beside them.
 
     One that never ended lasts until the end. The caller's rests between tries don't count.
     """
@@ -51,13 +52,14 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
         return self.tries[0].began
 
     @property
-    def call(self) -> Call:
-        """The last try."""
+    def last(self) -> Call:
         return self.tries[-1]
 
     @property
-    def question(self) -> str:
-        return question(self.call.called.what)
+    def moved(self) -> bool:
+        """Whether it took bytes, or would have: these take longer than those that bring nothing."""
+        ended = self.last.ended
+        return ended is None or bool(ended.error) or not ended.up_to_date
 
     @property
     def error(self) -> str:
@@ -65,60 +67,51 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
         errors = [call.ended.error for call in self.tries if call.ended is not None]
         return next((error for error in reversed(errors) if error), "")
 
-    @property
-    def maybe_never_there(self) -> bool:
-        return self.question != LATEST and self.error in MAYBE_NEVER_THERE
-
 
 def longest(history: History, began: float, seed: int) -> dict[str, Stall]:
-    """By kind of fault; a kind whose faults no bystander pulled beside is missing."""
+    """By kind of fault, or UNDISTURBED; one beside which no bystander pulled is missing."""
     pulls = pulls_of(history)
     usual = _usual_seconds(pulls)
     names = _Names(history)
     found: dict[str, Stall] = {}
     for pull in pulls:
-        if pull.maybe_never_there or not names.is_bystander(pull):
+        if not names.is_bystander(pull):
             continue
-        seconds = max(0.0, pull.seconds - usual.get(pull.question, 0.0))
-        for spell in pull.beside:
-            if spell.kind not in found or seconds > found[spell.kind].seconds:
-                found[spell.kind] = Stall(
+        seconds = max(0.0, pull.seconds - usual.get(pull.moved, 0.0))
+        for kind in {spell.kind for spell in pull.beside} or {UNDISTURBED}:
+            if kind not in found or seconds > found[kind].seconds:
+                found[kind] = Stall(
                     seconds=seconds,
                     at=pull.began - began,
-                    who=pull.call.who,
-                    what=pull.call.called.what,
+                    who=pull.last.who,
                     error=pull.error,
                     seed=seed,
                 )
     return found
 
 
-def question(what: str) -> str:
-    """Which kind of question: these take times of their own, undisturbed too."""
-    if what == LATEST:
-        return LATEST
-    return FORMER if what.startswith(LATEST) else NUMBER
-
-
 def pulls_of(history: History) -> list[Pull]:
-    """In the order in which they began, but for those that died with their process."""
-    lives = history.lives
+    """In the order in which they began, once all workers are there (before, there may be nothing).
+
+    Left out: those that died with their process.
+    """
+    lives, begun = history.lives, history.phases.get("begun", -inf)
     pulls: list[Pull] = []
     failed: dict[str, Pull] = {}
-    """By who: its last "latest", if that failed, which the next one goes on with."""
+    """By who: the last one, if it failed; the next one goes on with it."""
     for call in sorted(history.calls, key=lambda call: call.began):
-        if call.verb != "replicate" or (call.ended is None and lives[call.who].exited):
+        died = call.ended is None and lives[call.who].exited is not None
+        if call.verb != "replicate" or call.called.what != "latest" or died or call.began < begun:
             continue
+        before = failed.pop(call.who, None)
         seconds = min(call.over, history.last) - call.began
         pull = Pull(tries=(call,), seconds=seconds, beside=[])
-        if pull.question == LATEST:
-            before = failed.pop(call.who, None)
-            if before is not None:
-                pulls.remove(before)
-                tries, seconds = (*before.tries, call), before.seconds + seconds
-                pull = Pull(tries=tries, seconds=seconds, beside=[])
-            if not call.succeeded:
-                failed[call.who] = pull
+        if before is not None:
+            pulls.remove(before)
+            tries = (*before.tries, call)
+            pull = Pull(tries=tries, seconds=before.seconds + seconds, beside=[])
+        if not call.succeeded:
+            failed[call.who] = pull
         pulls.append(pull)
     pulls.sort(key=lambda pull: pull.began)
     _set_beside(pulls, history.spells)
@@ -128,24 +121,24 @@ def pulls_of(history: History) -> list[Pull]:
 def _set_beside(pulls: Sequence[Pull], spells: Sequence[Spell]) -> None:
     """Only those that began early enough, and not too early, are looked at for each fault."""
     begins = [pull.began for pull in pulls]
-    most = max((pull.call.over - pull.began for pull in pulls), default=0.0)
+    most = max((pull.last.over - pull.began for pull in pulls), default=0.0)
     for spell in spells:
         first = bisect_left(begins, spell.begin.at - most)
         for pull in pulls[first : bisect_right(begins, spell.end + AFTER)]:
-            if spell.overlaps(pull.began, pull.call.over, AFTER):
+            if spell.overlaps(pull.began, pull.last.over, AFTER):
                 pull.beside.append(spell)
 
 
-def _usual_seconds(pulls: Sequence[Pull]) -> dict[str, float]:
-    """By kind of question; where all pulls of a kind were disturbed, it's the median of these."""
-    undisturbed: dict[str, list[float]] = {}
-    successful: dict[str, list[float]] = {}
+def _usual_seconds(pulls: Sequence[Pull]) -> dict[bool, float]:
+    """By whether bytes were moved; where all were disturbed, it's the median of these."""
+    undisturbed: dict[bool, list[float]] = {}
+    successful: dict[bool, list[float]] = {}
     for pull in pulls:
-        if pull.call.succeeded:
-            successful.setdefault(pull.question, []).append(pull.seconds)
+        if pull.last.succeeded:
+            successful.setdefault(pull.moved, []).append(pull.seconds)
             if not pull.beside:
-                undisturbed.setdefault(pull.question, []).append(pull.seconds)
-    return {kind: median(times) for kind, times in (successful | undisturbed).items()}
+                undisturbed.setdefault(pull.moved, []).append(pull.seconds)
+    return {moved: median(times) for moved, times in (successful | undisturbed).items()}
 
 
 def name_of(who: str) -> str:
@@ -164,8 +157,8 @@ class _Names:
 
     def is_bystander(self, pull: Pull) -> bool:
         """Whether no life of its replica's members is a target of the faults beside it."""
-        ours = self._group(pull.call.who)
-        return pull.call.who in self._rollouts and not any(
+        ours = self._group(pull.last.who)
+        return pull.last.who in self._rollouts and not any(
             self._group(target) == ours for spell in pull.beside for target in spell.begin.targets
         )
 

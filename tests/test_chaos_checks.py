@@ -345,6 +345,15 @@ def test_who_was_killed_on_purpose_may_end_so() -> None:
     assert story.found() == set()
 
 
+@pytest.mark.parametrize(("kind", "meant"), [("memory pressure", True), ("loss", False)])
+def test_who_gets_no_memory_may_abort(kind: str, meant: bool) -> None:
+    story = calm_run()
+    story.start("x.1")
+    story.fault(kind, ("x.1",), 2.0, 3.0)
+    story.exit("x.1", 2.5, -6)
+    assert story.found() == (set() if meant else {"every_end_is_one_that_was_meant"})
+
+
 # --- journals ---
 
 

@@ -97,7 +97,10 @@ def stalled(*parts: Iterable[AnyEvent]) -> dict[str, stalls.Stall]:
 
 
 def seconds(*parts: Iterable[AnyEvent]) -> dict[str, float]:
-    return {kind: round(stall.seconds, 6) for kind, stall in stalled(*parts).items()}
+    """Of faults; how much pulls differ beside none has a test of its own."""
+    found = {kind: round(stall.seconds, 6) for kind, stall in stalled(*parts).items()}
+    found.pop(stalls.UNDISTURBED, None)
+    return found
 
 
 USUAL = told(
@@ -203,11 +206,25 @@ def test_only_pulls_stall() -> None:
     assert seconds(USUAL, fault("stop", 10, 1, "t1.1"), waited) == {}
 
 
-def test_each_kind_of_question_has_its_own_median() -> None:
-    former = told(pull("r1.1", 7, 2.0, "latest-1"), pull("r2.1", 7, 1.5, "17"))
+def test_pulls_that_bring_nothing_have_their_own_median() -> None:
+    nothing = told(*(pull("r2.1", at, 0.01, up_to_date=True) for at in (6.0, 7.0, 8.0)))
     stop = fault("stop", 10, 1, "t1.1")
-    for what, expected in (("latest", 4.7), ("latest-1", 3.0), ("latest-2", 3.0), ("18", 3.5)):
-        assert seconds(USUAL, former, stop, pull("r1.1", 10.5, 5.0, what)) == {"stop": expected}
+    for is_there, expected in ((True, 4.99), (False, 4.7)):
+        stalled_one = pull("r1.1", 10.5, 5.0, up_to_date=is_there)
+        assert seconds(USUAL, nothing, stop, stalled_one) == {"stop": expected}
+
+
+def test_only_the_newest_is_sure_to_be_there() -> None:
+    stop = fault("stop", 10, 1, "t1.1")
+    for what in ("latest-1", "17"):
+        assert seconds(USUAL, stop, pull("r1.1", 10.5, 4, what)) == {}
+
+
+def test_the_longest_beside_no_fault_shows_how_much_pulls_differ() -> None:
+    found = stalled(USUAL, fault("stop", 10, 1, "t1.1"), pull("r1.1", 30, 1.5))
+    assert found[stalls.UNDISTURBED].seconds == pytest.approx(1.0)  # 0.5 s is usual now
+    early = told(USUAL, phase("begun", 0.9), pull("r1.1", 0.1, 60.0))
+    assert stalled(early)[stalls.UNDISTURBED].seconds == pytest.approx(0.4)
 
 
 def test_failed_pulls_do_not_make_the_median() -> None:
@@ -222,15 +239,11 @@ def test_where_all_pulls_were_disturbed_their_own_median_is_usual() -> None:
     assert seconds(workers, fault("stop", 10, 10, "t1.1"), pulls) == {"stop": 2.5}
 
 
-@pytest.mark.parametrize("error", ["Timeout", "VersionUnavailable"])
-def test_an_older_version_that_was_maybe_never_there_is_left_out(error: str) -> None:
+def test_a_stall_that_ends_in_an_error_names_it() -> None:
     stop = fault("stop", 10, 1, "t1.1")
-    for what in ("latest-1", "17"):
-        assert seconds(USUAL, stop, pull("r1.1", 10.5, 4, what, error=error)) == {}
-    assert seconds(USUAL, stop, pull("r1.1", 10.5, 4, "17", error="TransferError")) == {"stop": 4.0}
-    latest = stalled(USUAL, stop, pull("r1.1", 10.5, 20.3, error=error))
+    latest = stalled(USUAL, stop, pull("r1.1", 10.5, 20.3, error="Timeout"))
     assert latest["stop"].seconds == pytest.approx(20.0)
-    assert latest["stop"].error == error
+    assert latest["stop"].error == "Timeout"
 
 
 def test_a_pull_that_died_with_its_process_is_left_out() -> None:
@@ -367,11 +380,19 @@ def shown(summary: report.Summary) -> str:
 
 def test_tables_name_faults_stalls_seeds_and_violations() -> None:
     text = shown(report.combine([one(41, stall=2.0, growth=70), one(42, stall=3.0, growth=20)]))
-    assert re.search(r"stop .* 2 .* 3\.00 s .* r1\.1 at 10\.5 s: latest \(seed 42\)", text)
+    assert re.search(r"stop .* 2 .* 3\.00 s .* r1\.1 at 10\.5 s \(seed 42\)", text)
     assert "2 Timeout" in text
     assert "seeds 41, 42" in text
     assert "G1 (right_bytes) seed 41, 51.000 s, r1.1: wrong" in text
     assert "no violation" not in text
+
+
+def test_what_several_reports_come_to_together_is_one_line() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    report.show_in_all(report.combine([one(1, 2.0, 70), one(2, 3.0, 20)]), console)
+    assert isinstance(console.file, io.StringIO)
+    assert "2 faults, 8 pulls" in console.file.getvalue()
+    assert "2 violations, 0 hangs, 2 processes leaked" in console.file.getvalue()
 
 
 def test_a_run_without_violations_says_so() -> None:

@@ -15,6 +15,7 @@ import tensorhub_p2p as th
 from tensorhub_p2p import handle as handle_module
 from tensorhub_p2p.config import RetentionConfig
 from tensorhub_p2p.runtime import pulling
+from tensorhub_p2p.runtime.exported import Exported
 from tensorhub_p2p.transfer.links import Link
 
 StartPeer = Callable[..., th.Peer]
@@ -195,41 +196,65 @@ def test_a_pull_is_explained_in_words(peer: StartPeer) -> None:
     assert pull.gigabytes_per_second > 0
 
 
-def test_the_times_of_a_pull_are_where_they_were_spent(
-    peer: StartPeer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a clock that is put forward: in what should count as waiting, and as registering."""
+class Clock:
+    """The real one, but for jumps ahead."""
 
-    class Clock:
-        ahead = 0.0
+    ahead = 0.0
 
-        @classmethod
-        def monotonic(cls) -> float:
-            return time.monotonic() + cls.ahead
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
 
-    def putting_forward(plain: Callable, seconds: float) -> Callable:
+    def putting_forward(self, plain: Callable, seconds: float) -> Callable:
         def wrapped(*args: object, **options: object) -> object:
-            Clock.ahead += seconds
+            self.ahead += seconds
             return plain(*args, **options)
 
         return wrapped
 
+
+def test_the_times_of_a_pull_are_where_they_were_spent(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that is put forward: in what should count as waiting, and as registering."""
+    clock = Clock()
     source, target = peer().open("m", replica="t"), peer().open("m", replica="r")
     source.register(fill(blank(), 1))
     target.register(blank())
     source.publish(1)
-    monkeypatch.setattr(handle_module, "time", Clock)
-    monkeypatch.setattr(pulling, "time", Clock)
-    monkeypatch.setattr(target, "_ask", putting_forward(target._ask, 100.0))
+    monkeypatch.setattr(handle_module, "time", clock)
+    monkeypatch.setattr(pulling, "time", clock)
+    monkeypatch.setattr(target, "_ask", clock.putting_forward(target._ask, 100.0))
     old = handle_module._OldVersion
-    monkeypatch.setattr(old, "end", putting_forward(old.end, 1000.0))
-    monkeypatch.setattr(pulling, "Exported", putting_forward(pulling.Exported, 10_000.0))
+    monkeypatch.setattr(old, "end", clock.putting_forward(old.end, 1000.0))
+    monkeypatch.setattr(pulling, "Exported", clock.putting_forward(pulling.Exported, 10_000.0))
     pull = target.replicate(1, timeout=100_000)
     assert 1100 <= pull.waiting < 1150
     assert 10_000 <= pull.registering < 10_050
     assert 0 < pull.moving < 50
     assert pull.waiting + pull.registering + pull.moving == pytest.approx(pull.seconds)
     assert 0 < pull.verifying < 50
+
+
+@pytest.mark.parametrize(("took", "left"), [(0.0, 2.0), (5.0, 1.0), (7.0, 0.1)])
+def test_readers_get_one_lease_beyond_the_deadline_of_an_unpublish(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch, took: float, left: float
+) -> None:
+    """What the withdrawal needed of it is not given to their sockets once more."""
+    clock, given = Clock(), []
+    handle = peer().open("m", replica="t")
+    handle.register(fill(blank(), 1))
+    handle.publish(1)
+    drain = Exported.drain
+
+    def watched(exported: Exported, deadline: float) -> None:
+        given.append(deadline - clock.monotonic())
+        drain(exported, 0.0)
+
+    monkeypatch.setattr(Exported, "drain", watched)
+    monkeypatch.setattr(handle_module, "time", clock)
+    monkeypatch.setattr(handle, "_run", clock.putting_forward(handle._run, took))
+    handle.unpublish(timeout=4.0)  # of which the lease is 2 s
+    assert given == [pytest.approx(left, abs=0.5 * left)]
 
 
 def test_two_that_pull_what_the_other_gives_up_do_not_wait_for_each_other(
