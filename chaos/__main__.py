@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.testbed import why_not as no_bed
-from chaos import casting, journal, report, schedule
+from chaos import casting, figures, journal, report, schedule
 from chaos.faults import FAULTS, possible
 from chaos.run import Plan, Run, carry_out
 from chaos.scenarios import MEASURED, SCENARIOS
@@ -42,13 +42,22 @@ def smoke(seed: Seed = 0, out: Out = OUT, plain: Plain = False) -> None:
 
 @app.command()
 def full(seed: Seed = 0, out: Out = OUT, plain: Plain = False) -> None:
-    """Eight runs of twenty workers, some 300 faults, and three named ones: under twenty minutes."""
+    """Eight runs of twenty workers, over 300 faults, and three named ones: under twenty minutes."""
     seeds = _seeds(seed, FULL_ROUNDS)
-    done = [_rounds("full", seeds, FULL_SECONDS, FULL_WORKERS, out, plain=plain)]
-    done += [_play_scenario(name, _directory(out, name), plain=plain) for name in MEASURED]
-    total = report.combine(done)
+    rounds = _rounds("full", seeds, FULL_SECONDS, FULL_WORKERS, out, plain=plain)
+    named = {name: _play_scenario(name, _directory(out, name), plain=plain) for name in MEASURED}
+    total = report.combine([rounds, *named.values()])
     report.show_in_all(total, console)
+    directory = _directory(out, "whole")
+    figures.save(figures.whole(rounds, named, total), directory)
+    console.print(f"for the page's figures: {directory}")
     _end(total)
+
+
+@app.command("figures")
+def fill_page(directory: Path) -> None:
+    """Put what `full` left in this directory into docs/chaos.md."""
+    figures.fill(figures.read(directory))
 
 
 @app.command()

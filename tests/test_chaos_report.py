@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from chaos import report, stalls, timeline
+from chaos import figures, report, stalls, timeline
 from chaos.checks import Violation
 from chaos.history import history
 from chaos.journal import (
@@ -410,6 +410,41 @@ def test_the_json_file_reads_back_as_the_same_summary(tmp_path: Path) -> None:
     report.write_json(summary, tmp_path / "summary.json")
     read = msgspec.json.decode((tmp_path / "summary.json").read_bytes(), type=report.Summary)
     assert read == summary
+
+
+# --- the page ---
+
+
+def test_the_page_says_what_was_saved(tmp_path: Path) -> None:
+    die, stop = one(1, stall=0.4, growth=0), one(1, stall=2.5, growth=0)
+    die.faults = {"kill a source": die.faults["stop"]}
+    stop.faults = {"stop a source": stop.faults["stop"]}
+    rounds = one(7, stall=9.0, growth=0)
+    named = {"each-kind": one(1, stall=2.0, growth=0), "sources-die": die, "sources-stop": stop}
+    total = report.combine([rounds, *named.values()])
+    figures.save(figures.whole(rounds, named, total), tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{figures.OPENING}old\n{figures.CLOSING}\nafter\n")
+    for _ in range(2):  # filling it again changes nothing
+        figures.fill(figures.read(tmp_path), page)
+        said = page.read_text()
+        assert "old" not in said
+        assert said.startswith("before\n")
+        assert said.endswith("\nafter\n")
+        assert "4 faults, 16 pulls" in said
+        assert "4 violations" in said
+        assert "| sources-die | 1 | 0.40 | 0.5 |" in said
+        assert "| sources-stop | 1 | 2.50 | 3.0 |" in said
+        assert "| stop | 2.00 | 9.00 | 1 | 1 |" in said
+
+
+def test_a_page_without_a_place_for_figures_stays_as_it_is(tmp_path: Path) -> None:
+    each = one(1, stall=1.0, growth=0)
+    page = tmp_path / "page.md"
+    page.write_text("nothing here")
+    with pytest.raises(ValueError, match="no place"):
+        figures.fill(figures.whole(each, {}, each), page)
+    assert page.read_text() == "nothing here"
 
 
 # --- the timeline ---

@@ -1,4 +1,4 @@
-"""Fifty simulated clusters under faults, and every run that once failed.
+"""Two dozen simulated clusters under faults, and every run that once failed.
 
 A seed that fails prints its faults; `python -m tensorhub_p2p.sim.cluster.seeds --first SEED
 --seeds 1 --failures tests/regressions/cluster` keeps it, shrunk, for the second test here.
@@ -17,7 +17,7 @@ from tensorhub_p2p.sim.cluster.history import Ended, Fact, Holding, LeftWell, Le
 from tensorhub_p2p.sim.cluster.seeds import ClusterRun, Setting, main, run_seed
 from tensorhub_p2p.sim.faults import Crash, Schedule
 
-SEEDS, BLOCK = 50, 2
+SEEDS, BLOCK = 24, 2
 REGRESSIONS = sorted((Path(__file__).parent / "regressions" / "cluster").glob("*.json"))
 
 

@@ -1,4 +1,4 @@
-"""A hundred and twenty simulated memberships under faults, and every run that once failed.
+"""Sixty simulated memberships under faults, and every run that once failed.
 
 A seed that fails prints its faults; `python -m tensorhub_p2p.sim.seeds --first SEED --seeds 1
 --failures tests/regressions` keeps it, shrunk, for the second test here.
@@ -13,7 +13,7 @@ import pytest
 
 from tensorhub_p2p.sim.seeds import Run, Setting, main, run_seed
 
-SEEDS, BLOCK = 120, 10
+SEEDS, BLOCK = 60, 10
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 
 
