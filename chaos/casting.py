@@ -40,7 +40,7 @@ class Shape:
             mbit=rng.choice((100.0, 250.0, 1000.0)),
             tensors=tensors,
             size=size,
-            period=rng.choice((1.5, 2.5, 4.0)),
+            period=rng.choice((2.0, 3.0, 4.0)),
         )
 
     @property

@@ -44,6 +44,7 @@ def wait_for_sigterm() -> None:
 def main() -> None:
     if "FAKETIME_TIMESTAMP_FILE" in os.environ:
         sleep_without_the_clock()
+    faulthandler.enable()  # who dies of a signal says in its log where it was
     faulthandler.register(signal.SIGUSR1)
     settings = msgspec.json.decode(sys.argv[1].encode(), type=Settings)
     bugs.plant(settings.bug)

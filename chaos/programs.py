@@ -29,7 +29,7 @@ from chaos.worker import VerbFailed, Worker
 VERB_SECONDS = 20.0
 SHORT_SECONDS = 4.0
 """For what may not exist."""
-RESTS = (0.05, 0.6)
+RESTS = (0.1, 1.2)
 REPLACED = (th.SlotTaken, th.PeerClosed)
 """After these a handle is of no use any more."""
 
