@@ -1,14 +1,15 @@
 """What a death costs: a source is killed in the middle of pulls over limited cables.
 
-    python benchmarks/failure.py                       both cases, some three minutes
+    python benchmarks/failure.py                       all cases, some four minutes
     python benchmarks/failure.py --only spare --rounds 3
 
 Every peer lives on a host of its own (testbed.py), each cable limited both ways. Deaths are
-kill -9, and take a peer from the swarm: so each round has a swarm of its own. Two cases:
+kill -9, and take a peer from the swarm: so each round has a swarm of its own. Three cases:
 
 spare    One puller reads from two that have everything, and one of them is killed when half of
          the bytes are in. Its time against that of an undisturbed pull of the same round, and
          the bytes that it received.
+stopped  The same, but it is stopped (SIGSTOP), and goes on when the pull is over.
 orphans  The only one that has everything is killed as soon as four pullers hold all chunks
          between them. All four must finish.
 
@@ -38,12 +39,26 @@ from tensorhub_p2p.protocol.layout import chunk_bytes_for
 
 SLOWER = 1.1
 """Times the undisturbed pull."""
+STALL_OF_A_DEATH, STALL_OF_A_STOP = 0.5, 3.0
+"""Seconds beyond the undisturbed pull."""
 POLL_SECONDS = 0.02
 PATIENCE = 60.0
 Round = dict[str, float]
 
 
 def spare(options: argparse.Namespace) -> Round:
+    return _one_of_two(options, Remote.kill)
+
+
+def stopped(options: argparse.Namespace) -> Round:
+    return _one_of_two(options, Remote.stop, Remote.go_on)
+
+
+def _one_of_two(
+    options: argparse.Namespace,
+    strike: Callable[[Remote], None],
+    mend: Callable[[Remote], None] = lambda _source: None,
+) -> Round:
     with Swarm(2, options.mbit, options.size) as swarm:
         source, second, puller = swarm.workers
         swarm.publish()
@@ -55,8 +70,9 @@ def spare(options: argparse.Namespace) -> Round:
         puller.begin_replicate("flat", swarm.version)
         chunks = source.have("flat", swarm.version).bit_count()
         _wait(lambda: puller.have("flat", swarm.version).bit_count() >= chunks // 2)
-        source.kill()
+        strike(source)
         seconds = _ended(puller)
+        mend(source)
         right = second.fingerprint("flat") == puller.fingerprint("flat")
         came = swarm.bed[2].traffic()[1] - before
     return {
@@ -117,6 +133,19 @@ def orphans(options: argparse.Namespace) -> Round:
     }
 
 
+def of_stopped(rounds: list[Round], _options: argparse.Namespace) -> list[Figure]:
+    return [
+        _longer("one of two sources stopped at half", rounds, STALL_OF_A_STOP),
+        Figure("  pulls that ended right", min(r["finished"] for r in rounds), "of 1", (">=", 1)),
+    ]
+
+
+def _longer(what: str, rounds: list[Round], at_most: float) -> Figure:
+    """The worst of all rounds."""
+    seconds = max(r["seconds"] - r["calm"] for r in rounds)
+    return Figure(f"{what}: beyond the undisturbed pull", seconds, "s", ("<=", at_most))
+
+
 def of_spare(rounds: list[Round], options: argparse.Namespace) -> list[Figure]:
     ratio = machine.median_ratio([r["seconds"] for r in rounds], [r["calm"] for r in rounds])
     chunks = PullConfig().chunks_in_flight * chunk_bytes_for(options.size) / options.size
@@ -125,6 +154,7 @@ def of_spare(rounds: list[Round], options: argparse.Namespace) -> list[Figure]:
     detail = f"the model, {in_flight} chunks in flight; with headers and news"
     return [
         Figure("one of two sources killed at half: time", ratio, "x undisturbed", ("<=", SLOWER)),
+        _longer("  the same", rounds, STALL_OF_A_DEATH),
         Figure(
             "  bytes its cable brought in",
             received,
@@ -153,7 +183,11 @@ CASES: dict[
         Callable[[argparse.Namespace], Round],
         Callable[[list[Round], argparse.Namespace], list[Figure]],
     ],
-] = {"spare": (spare, of_spare), "orphans": (orphans, of_orphans)}
+] = {
+    "spare": (spare, of_spare),
+    "stopped": (stopped, of_stopped),
+    "orphans": (orphans, of_orphans),
+}
 
 
 def main() -> int:

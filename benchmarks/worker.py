@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import random
 import resource
+import signal
 import socket
 import threading
 import time
@@ -473,6 +474,17 @@ class Remote:
         """End the process as a crash does."""
         self._process.kill()
         self._process.join()
+
+    def stop(self) -> None:
+        """As a debugger does, or a machine that hangs: nothing of it runs until `go_on`."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     def end(self) -> None:
         """Close the peer and end the process."""
