@@ -17,8 +17,9 @@ import msgspec
 
 from chaos.history import CUTS, SILENCES, STARVED, Call, History, Life
 
-GRACE = 4.0
-"""Seconds after its deadline within which a verb ends on a machine that is full."""
+GRACE = 8.0
+"""Seconds after its deadline within which a verb ends: two for the lease of its readers, the others
+as the machine may be full."""
 ABROAD_SECONDS = 7.0
 """Within which other zones see a version; with two for a full machine."""
 HEALS = 12.0
@@ -27,6 +28,8 @@ RETAIN_HEARD_ABROAD = 12.0
 TAKEN_OVER_WITHIN = 1.0
 """Seconds for which a version may not be there while a copy of it is being taken."""
 LIVELY_WITHIN = 20.0
+RECOVERS = 5.0
+"""Seconds of calm after which what succeeds shows that all is well, whenever it began."""
 SETTLES = 8.0
 """Seconds of a life after which what it uses is its usual."""
 MAX_GROWTH = 96 << 20
@@ -475,8 +478,8 @@ def lively_once_it_is_calm(history: History) -> Found:
         if history.was_replaced(life):
             continue
         until = min(closing, calm + LIVELY_WITHIN)
-        done = [c for c in life.of("publish", "replicate") if calm < c.over < closing]
-        if not any(call.succeeded and call.began > calm for call in done):
+        done = [call for call in life.of("publish", "replicate") if call.succeeded]
+        if not any(call.began > calm or call.over > calm + RECOVERS for call in done):
             last = life.calls[-1] if life.calls else None
             what = f"{last.verb} {last.called.what}" if last is not None else "no verb"
             error = last.ended.message if last is not None and last.ended is not None else "no end"

@@ -36,7 +36,8 @@ from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
 from tensorhub_p2p.runtime.misfits import misfit
 from tensorhub_p2p.runtime.prefetching import Prefetch, Prefetcher
-from tensorhub_p2p.runtime.pulling import OldVersion, PullRun, announcing, is_intact
+from tensorhub_p2p.runtime.pulling import PullRun, announcing, is_intact
+from tensorhub_p2p.runtime.tenure import Tenure
 from tensorhub_p2p.runtime.verbs import Running, Then
 from tensorhub_p2p.transfer.memory import Region
 
@@ -57,8 +58,6 @@ UNREGISTER_FIRST = {
 }
 """What `register` lacks in these states; it differs from what the others lack."""
 REGISTERED, PUBLISHED, TORN = HandleState.REGISTERED, HandleState.PUBLISHED, HandleState.TORN
-SHORTEST_DRAIN = 0.1
-"""Seconds for what is being sent when a handle stops serving."""
 AT_REST = (HandleState.OPEN, REGISTERED, PUBLISHED, TORN)
 
 
@@ -81,20 +80,15 @@ class ShardHandle:
         self.retain = retain
         self._slot = slot
         self._driver = driver
-        self._state = HandleState.OPEN
-        self._region: Region | None = None
-        self._exported: Exported | None = None
-        """What others may read of this handle at present."""
-        self._holds: Publication | None = None
-        """What the registered tensors are, whole and verified."""
-        self._arrived: Publication | None = None
-        """What the failed call's pull brought, whole and verified, but could not announce."""
+        self._tenure = Tenure(driver, slot)
         self._attempts = Attempts(driver.config.pull.unavailable_after, alone=num_shards == 1)
         self._pull: PullRun | None = None
         """The pull under way."""
         self._coming: Publication | None = None
         """What that brings."""
-        self._prefetcher = Prefetcher(driver, slot, num_shards, lambda: self._coming or self._holds)
+        self._prefetcher = Prefetcher(
+            driver, slot, num_shards, lambda: self._coming or self._tenure.holds
+        )
         self._busy = threading.Lock()
         self._verb = ""
         self._verb_thread: int | None = None
@@ -107,12 +101,13 @@ class ShardHandle:
     @property
     def state(self) -> HandleState:
         """What the handle is doing."""
-        return REGISTERED if self._lost() else self._state
+        return self._tenure.state
 
     @property
     def version(self) -> int | None:
         """The version that is published here or was replicated; None if there is none."""
-        return self._holds.version if self._holds is not None and not self._lost() else None
+        tenure = self._tenure
+        return tenure.holds.version if tenure.holds is not None and not tenure.is_lost else None
 
     @property
     def sealed(self) -> bool:
@@ -122,11 +117,13 @@ class ShardHandle:
             server = self._driver.node.shards[self._slot].server
             return server is not None and server.sealed
 
-        return self._state is not HandleState.CLOSED and bool(self._driver.ask(look))
+        return self._tenure.state is not HandleState.CLOSED and bool(self._driver.ask(look))
 
     def __repr__(self) -> str:
-        version = f", version {self.version}" if self._holds is not None else ""
-        return f"<ShardHandle {self._slot} of {self.num_shards}: {self._state.name}{version}>"
+        version = f", version {self.version}" if self._tenure.holds is not None else ""
+        return (
+            f"<ShardHandle {self._slot} of {self.num_shards}: {self._tenure.state.name}{version}>"
+        )
 
     # --- tensors -------------------------------------------------------------------------
 
@@ -142,19 +139,18 @@ class ShardHandle:
             region = Region.of(tensors)
             if not region.layout.tensors:
                 raise StateError(_nothing_in(tensors))
-            self._region = region
-            self._driver.huge_pages.ask(self._region)
-            self._become(REGISTERED)
+            self._tenure.region = region
+            self._driver.huge_pages.ask(self._tenure.region)
+            self._tenure.become(REGISTERED)
 
     def unregister(self) -> None:
         """Forget the tensors; afterwards nothing reads or writes them any more."""
         with self._in_verb("unregister", REGISTERED, TORN):
             self._leave_failed_call()
             self._prefetcher.end("the tensors were unregistered")
-            self._end_exports(time.monotonic() + self._lease)
-            self._release()
-            self._holds = None
-            self._become(HandleState.OPEN)
+            self._tenure.end_exports(time.monotonic() + self._tenure.lease)
+            self._tenure.release()
+            self._tenure.become(HandleState.OPEN)
 
     # --- publishing ----------------------------------------------------------------------
 
@@ -179,11 +175,11 @@ class ShardHandle:
             region.check_unmoved()
             deadline = time.monotonic() + timeout
             self._leave_failed_call()
-            self._end_exports(deadline)
+            self._tenure.end_exports(deadline)
             exported = Exported.whole(self._driver.transports, region)
             self._driver.regions[self._slot] = region
             try:
-                self._holds = self._run(
+                self._tenure.holds = self._run(
                     max(0.01, deadline - time.monotonic()),
                     lambda node, now, number, deadline: node.publish(
                         now,
@@ -197,13 +193,13 @@ class ShardHandle:
                     ),
                 )
             except BaseException:
-                self._drop()  # an interrupt may come when it is announced already
+                self._tenure.drop()  # an interrupt may come when it is announced already
                 self._driver.regions.pop(self._slot, None)
                 exported.drain(time.monotonic() + 1.0)
                 raise
-            self._exported = exported
+            self._tenure.exported = exported
             self._driver.digests.start(self._slot, self._published(), region)
-            self._become(PUBLISHED)
+            self._tenure.become(PUBLISHED)
 
     def unpublish(self, timeout: float = 30.0, *, force: bool = False) -> None:
         """Take the version back; on return the tensors may change.
@@ -220,28 +216,7 @@ class ShardHandle:
         check_flag("force", force)
         check_timeout(timeout)
         with self._in_verb("unpublish", PUBLISHED):
-            self._unpublish(timeout, force=force)
-
-    def _unpublish(self, timeout: float, *, force: bool = False) -> None:
-        by = time.monotonic() + timeout + self._lease
-        with self._unpublishing(by):
-            lost = self._run(timeout, _withdrawal_of(self._slot, force=force))
-        for what in lost or ():
-            _log.warning("%s: unpublish(force=True) gave up %s", self._slot, what)
-
-    @contextmanager
-    def _unpublishing(self, by: float) -> Iterator[None]:
-        """Afterwards REGISTERED; also if it was interrupted after the references were hidden.
-
-        `by`: readers have one lease at the end, and what their sockets need is part of it.
-        """
-        try:
-            yield
-        except BaseException:
-            if not self._driver.ask(lambda _now: self._driver.node.holds(self._slot)):
-                self._unpublished(by)
-            raise
-        self._unpublished(by)
+            self._tenure.unpublish(timeout, force=force)
 
     def retract(self, version: int, timeout: float = 30.0) -> None:
         """Declare a version bad, in the newest epoch that has it: nobody gets it from now on.
@@ -260,11 +235,6 @@ class ShardHandle:
                     now, number, deadline, self.model, version
                 ),
             )
-
-    def _unpublished(self, by: float) -> None:
-        self._holds = None
-        self._end_exports(by)
-        self._become(REGISTERED)
 
     # --- replicating ---------------------------------------------------------------------
 
@@ -292,7 +262,7 @@ class ShardHandle:
             region.check_unmoved()
             region.check_writable()
             answer = self._ask(question, timeout)
-            held = self._holds == answer.publication
+            held = self._tenure.holds == answer.publication
             if held or self._take_arrived(answer, started + timeout):
                 self._prefetcher.replicated(answer.publication)
                 self._finish(answer)
@@ -311,18 +281,18 @@ class ShardHandle:
             left = max(0.01, deadline - time.monotonic())
             pull = PullRun(self._driver, self._slot, region, answer, left, progress, stock)
             self._pull = pull
-            if self._state is HandleState.CLOSED:
+            if self._tenure.state is HandleState.CLOSED:
                 pull.cancel()
             try:
-                exported = pull.run(_OldVersion(self))
+                exported = pull.run(self._tenure.old_version())
             except BaseException as error:
                 self._pull_failed(pull, answer, error)
                 raise
-            self._exported, self._holds = exported, answer.publication
+            self._tenure.exported, self._tenure.holds = exported, answer.publication
         finally:
             self._pull = self._coming = None
         self._attempts.succeed()
-        self._become(PUBLISHED)
+        self._tenure.become(PUBLISHED)
         self._prefetcher.replicated(answer.publication)
         return pull
 
@@ -353,16 +323,16 @@ class ShardHandle:
 
         False if it did not, or if somebody wrote into the tensors since.
         """
-        exported = self._exported
-        if exported is None or self._arrived != answer.publication:
+        exported = self._tenure.exported
+        if exported is None or self._tenure.arrived != answer.publication:
             return False
         if not is_intact(self._driver, self._slot, exported.region):
             return False
         announce = announcing(self._driver, self._slot, answer, exported, complete=True)
         self._driver.run(self._slot, max(0.01, deadline - time.monotonic()), announce)
-        self._holds, self._arrived = answer.publication, None
+        self._tenure.holds, self._tenure.arrived = answer.publication, None
         self._attempts.succeed()
-        self._become(PUBLISHED)
+        self._tenure.become(PUBLISHED)
         return True
 
     def _check_shards(self, answer: Answer) -> None:
@@ -380,11 +350,11 @@ class ShardHandle:
             raise error
 
     def _pull_failed(self, pull: PullRun, answer: Answer, error: BaseException) -> None:
-        if self._state is HandleState.REPLICATING:
-            self._become(TORN)
+        if self._tenure.state is HandleState.REPLICATING:
+            self._tenure.become(TORN)
         # What was verified is served on, until the handle's next verb.
-        self._exported = pull.exported or self._exported
-        self._arrived = answer.publication if pull.complete else None
+        self._tenure.exported = pull.exported or self._tenure.exported
+        self._tenure.arrived = answer.publication if pull.complete else None
         gives_up = self._attempts.fail(
             answer,
             moved=pull.moved,
@@ -495,7 +465,7 @@ class ShardHandle:
 
     def _start_close(self, timeout: float) -> Running | None:
         """None if the peer was closed first, and let go of everything."""
-        self._state = HandleState.CLOSED
+        self._tenure.become(HandleState.CLOSED)
         pull = self._pull
         if pull is not None:
             pull.cancel()
@@ -518,9 +488,8 @@ class ShardHandle:
         self._wait_for_verb(deadline)
         self._prefetcher.end("the handle was closed")
         # Readers had their time: what is left is at most what they read without a lease.
-        self._end_exports(min(time.monotonic() + 1.0, deadline))
-        self._release()
-        self._holds = None
+        self._tenure.end_exports(min(time.monotonic() + 1.0, deadline))
+        self._tenure.release()
 
     def _wait_for_verb(self, deadline: float) -> None:
         """Until the verb under way has ended; unless this is its own thread (a signal handler)."""
@@ -573,46 +542,23 @@ class ShardHandle:
             )
         try:
             self._verb, self._verb_thread = verb, threading.get_ident()
-            if self._lost():
-                self._accept_loss()
-            if self._state not in states:
+            if self._tenure.is_lost:
+                self._tenure.accept_loss()
+            if self._tenure.state not in states:
                 raise self._misfit(verb)
             yield
         finally:
             self._verb_thread = None
             self._busy.release()
 
-    def _lost(self) -> bool:
-        """What was published here is not any more, without an unpublish().
-
-        Its group broke before it was whole; or its version has other bytes.
-        """
-        lost = self._driver.lost.get(self._slot)
-        return lost is not None and lost == self._holds and self._state is PUBLISHED
-
-    def _accept_loss(self) -> None:
-        """Raises VersionConflict, once, if other bytes are the reason."""
-        self._end_exports(time.monotonic() + self._lease)
-        self._holds = None
-        self._become(REGISTERED)
-        shard = self._driver.node.shards[self._slot]
-        conflict = self._driver.ask(lambda _now: shard.take_conflict())
-        if conflict is not None:
-            raise conflict
-
     def _misfit(self, verb: str) -> StateError:
         peer_closed = self._driver.closing or not self._driver.running
-        if self._state is HandleState.CLOSED and peer_closed:
+        if self._tenure.state is HandleState.CLOSED and peer_closed:
             return PeerClosed(f"{verb}() on {self._slot}: its peer is closed, start a new Peer")
-        needs = NEEDS[self._state]
+        needs = NEEDS[self._tenure.state]
         if verb == "register":
-            needs = UNREGISTER_FIRST.get(self._state, needs)
-        return StateError(f"{verb}() on {self._slot}, which is {self._state.name}: {needs}")
-
-    def _become(self, state: HandleState) -> None:
-        """A handle that was closed meanwhile stays closed."""
-        if self._state is not HandleState.CLOSED:
-            self._state = state
+            needs = UNREGISTER_FIRST.get(self._tenure.state, needs)
+        return StateError(f"{verb}() on {self._slot}, which is {self._tenure.state.name}: {needs}")
 
     def _run(
         self,
@@ -630,89 +576,12 @@ class ShardHandle:
         )
 
     def _registered(self) -> Region:
-        assert self._region is not None
-        return self._region
+        assert self._tenure.region is not None
+        return self._tenure.region
 
     def _published(self) -> Publication:
-        assert self._holds is not None
-        return self._holds
-
-    @property
-    def _lease(self) -> float:
-        return self._driver.config.pull.lease_seconds
-
-    def _end_exports(self, by: float) -> None:
-        """On return this process sends no more bytes of the tensors.
-
-        What is on its way is waited for until then, for a lease at most, and a moment at least.
-        """
-        exported, self._exported = self._exported, None
-        if exported is not None:
-            if self._state is TORN:
-                self._drop()
-            now = time.monotonic()
-            exported.drain(max(now + SHORTEST_DRAIN, min(by, now + self._lease)))
-        self._arrived = None
-        self._driver.regions.pop(self._slot, None)
-
-    def _release(self) -> None:
-        """Forget the tensors: on return no transport has a right to their memory."""
-        region, self._region = self._region, None
-        if region is not None:
-            self._driver.huge_pages.forget(region)
-            for transport in self._driver.transports.values():
-                transport.release(region)
-
-    def _drop(self) -> None:
-        """Others don't find anything here from now on."""
-        if self._driver.running:
-            self._driver.ask(lambda now: self._driver.node.drop(now, self._slot))
-
-
-def _withdrawal_of(slot: Slot, *, force: bool) -> Callable[[Any, float, VerbId, float], None]:
-    return lambda node, now, number, deadline: node.unpublish(now, number, deadline, slot, force)
-
-
-class _OldVersion(OldVersion):
-    """What a handle has served until now: withdrawn once the new version is within reach."""
-
-    def __init__(self, handle: ShardHandle) -> None:
-        self._handle = handle
-        self._running: Running | None = None
-        self._by = 0.0
-
-    def begin(self, timeout: float, ready: Callable[[], None]) -> None:
-        handle, driver = self._handle, self._handle._driver
-        self._by = time.monotonic() + timeout + handle._lease
-        if handle._holds is None:
-            ready()
-            return
-        start = _withdrawal_of(handle._slot, force=False)
-        # A signal may come between any two steps, also when it was handed over already.
-        self._running = driver.expect()
-        self._running.future.add_done_callback(lambda _future: ready())
-        driver.hand_over(
-            self._running,
-            timeout,
-            lambda now, number, deadline: start(driver.node, now, number, deadline),
-        )
-
-    def end(self) -> None:
-        handle, running, self._running = self._handle, self._running, None
-        if running is None:
-            handle._end_exports(self._by)
-        else:
-            with handle._unpublishing(self._by):
-                handle._driver.wait(handle._slot, running)
-        handle._become(HandleState.REPLICATING)
-
-    def abandon(self) -> None:
-        handle, running, self._running = self._handle, self._running, None
-        if running is None or not handle._driver.running:
-            return
-        handle._driver.interrupt(handle._slot, running)
-        if not handle._driver.ask(lambda _now: handle._driver.node.holds(handle._slot)):
-            handle._unpublished(self._by)
+        assert self._tenure.holds is not None
+        return self._tenure.holds
 
 
 def _in_background(verb: Callable[[], Any]) -> Future[Any]:

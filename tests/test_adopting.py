@@ -44,7 +44,7 @@ class Two:
 
     @property
     def publication(self) -> Publication:
-        published = self.handle._holds
+        published = self.handle._tenure.holds
         assert published is not None
         return published
 

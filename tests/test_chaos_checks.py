@@ -210,7 +210,7 @@ def replaced(story: Story) -> None:
 
 
 def endless(story: Story) -> None:
-    story.verb("r.1", "replicate", "latest", 4.0, None, timeout=1.0)
+    story.verb("r.1", "replicate", "latest", 0.9, None, timeout=0.1)
 
 
 def untyped(story: Story) -> None:

@@ -163,8 +163,8 @@ class Handles(RuleBasedStateMachine):
             rises = known and (rewind or version > highest[1])
             assert isinstance(result, th.GroupBroken) or not rises, result
             return
-        assert side.handle._holds is not None
-        side.holds = side.handle._holds.order
+        assert side.handle._tenure.holds is not None
+        side.holds = side.handle._tenure.holds.order
         assert side.holds[1] == version
         assert side.holds not in self.retracted
         below = {order for order in self.held() if order > side.holds}

@@ -18,7 +18,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tensorhub_p2p.errors import (
     IntegrityError,
@@ -36,6 +36,7 @@ from tensorhub_p2p.runtime.driver import Driver
 from tensorhub_p2p.runtime.exported import Exported
 from tensorhub_p2p.runtime.misfits import misfit
 from tensorhub_p2p.runtime.reporting import report
+from tensorhub_p2p.runtime.tenure import OldVersion
 from tensorhub_p2p.runtime.verbs import Running, Start
 from tensorhub_p2p.transfer.digest import digest
 from tensorhub_p2p.transfer.engine import Hooks, ShardPull
@@ -45,23 +46,6 @@ from tensorhub_p2p.transfer.stock import Stock
 
 if TYPE_CHECKING:
     from tensorhub_p2p.runtime.progress import Progress
-
-
-class OldVersion(Protocol):
-    """What the memory holds until a source of the new version is within reach."""
-
-    def begin(self, timeout: float, ready: Callable[[], None]) -> None:
-        """Begin to give it up; `ready()` is called, on any thread, once `end` won't wait long.
-
-        That takes its readers' time: the pull goes on meanwhile, as its own sources may be waiting
-        for a word of it. Two that take each other's versions would else wait for each other.
-        """
-
-    def end(self) -> None:
-        """Nobody reads it any more. Raises what kept it from being given up: then it stays."""
-
-    def abandon(self) -> None:
-        """The pull failed before `end`: keep it, if that can still be."""
 
 
 NOBODY_CAN = (VersionUnavailable, IntegrityError, LayoutMismatch)

@@ -54,8 +54,8 @@ def pair(peer: StartPeer, **options: object) -> tuple[th.ShardHandle, th.ShardHa
 
 
 def tensors(handle: th.ShardHandle) -> dict[str, numpy.ndarray]:
-    assert handle._region is not None
-    return {found.spec.name: found.tensor for found in handle._region._found}
+    assert handle._tenure.region is not None
+    return {found.spec.name: found.tensor for found in handle._tenure.region._found}
 
 
 def test_the_deadline_of_a_pull_is_a_timeout_that_says_how_far_it_came(

@@ -39,8 +39,8 @@ def handle_of(peer: th.Peer, replica: str, **options: object) -> th.ShardHandle:
 def replicated(handle: th.ShardHandle, version: int | str = "latest") -> int:
     """Replicate, and compare every byte; returns the version."""
     pull = handle.replicate(version, timeout=PATIENCE)
-    assert handle._region is not None
-    tensors = {found.spec.name: found.tensor for found in handle._region._found}
+    assert handle._tenure.region is not None
+    tensors = {found.spec.name: found.tensor for found in handle._tenure.region._found}
     assert not wrong(tensors, pull.version)
     return pull.version
 

@@ -325,8 +325,8 @@ def test_prefetched_memory_that_somebody_wrote_into_is_noticed(peer: StartPeer) 
 
 
 def tensors_of(handle: th.ShardHandle) -> Tensors:
-    assert handle._region is not None
-    return {found.spec.name: found.tensor for found in handle._region._found}
+    assert handle._tenure.region is not None
+    return {found.spec.name: found.tensor for found in handle._tenure.region._found}
 
 
 FORKED = """

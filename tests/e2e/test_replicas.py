@@ -14,7 +14,7 @@ from steps import blank, fill, wrong
 import tensorhub_p2p as th
 from tensorhub_p2p import handle as handle_module
 from tensorhub_p2p.config import RetentionConfig
-from tensorhub_p2p.runtime import pulling
+from tensorhub_p2p.runtime import pulling, tenure
 from tensorhub_p2p.runtime.exported import Exported
 from tensorhub_p2p.transfer.links import Link
 
@@ -224,7 +224,7 @@ def test_the_times_of_a_pull_are_where_they_were_spent(
     monkeypatch.setattr(handle_module, "time", clock)
     monkeypatch.setattr(pulling, "time", clock)
     monkeypatch.setattr(target, "_ask", clock.putting_forward(target._ask, 100.0))
-    old = handle_module._OldVersion
+    old = tenure.OldVersion
     monkeypatch.setattr(old, "end", clock.putting_forward(old.end, 1000.0))
     monkeypatch.setattr(pulling, "Exported", clock.putting_forward(pulling.Exported, 10_000.0))
     pull = target.replicate(1, timeout=100_000)
@@ -251,8 +251,9 @@ def test_readers_get_one_lease_beyond_the_deadline_of_an_unpublish(
         drain(exported, 0.0)
 
     monkeypatch.setattr(Exported, "drain", watched)
-    monkeypatch.setattr(handle_module, "time", clock)
-    monkeypatch.setattr(handle, "_run", clock.putting_forward(handle._run, took))
+    monkeypatch.setattr(tenure, "time", clock)
+    run = handle._driver.run
+    monkeypatch.setattr(handle._driver, "run", clock.putting_forward(run, took))
     handle.unpublish(timeout=4.0)  # of which the lease is 2 s
     assert given == [pytest.approx(left, abs=0.5 * left)]
 
@@ -300,7 +301,7 @@ def test_a_pull_that_ends_while_the_old_version_is_given_up_leaves_the_tensors_a
     with monkeypatch.context() as patch:
         patch.setattr(pulling.PullRun, "prepare", ends)
         if not withdrawn:
-            patch.setattr(handle_module, "_withdrawal_of", lambda *_, **__: lambda *_: None)
+            patch.setattr(tenure.Tenure, "_withdrawal", lambda *_, **__: lambda *_: None)
         with pytest.raises(th.PeerClosed):
             target.replicate(2, timeout=20)
     state = th.HandleState.REGISTERED if withdrawn else th.HandleState.PUBLISHED
