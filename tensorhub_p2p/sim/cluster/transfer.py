@@ -306,6 +306,8 @@ class SimPull:
         self._laid_out = False
         self._prepared: Pending | None = None
         """The end of `give_up_old`, which runs beside the pull."""
+        self._kept: TensorHubError | None = None
+        """What kept the old version from being given up."""
         self._begun = False
         self.over = False
         """Nothing of it writes into the tensors any more."""
@@ -497,8 +499,14 @@ class SimPull:
     def _prepare(self) -> None:
         """The first source within reach: bytes may change once the old version is given up."""
         if self._prepared is None:
-            self._prepared = start(self.handle.give_up_old(self._left))
+            self._prepared = start(self._give_up_old())
             self._prepared.then(lambda: self.put(READY))
+
+    def _give_up_old(self) -> Steps[None]:
+        try:
+            yield from self.handle.give_up_old(self._left)
+        except TensorHubError as error:
+            self._kept = error
 
     @property
     def _is_preparing(self) -> bool:
@@ -507,14 +515,13 @@ class SimPull:
     def _keep_old(self) -> Steps[None]:
         assert self._prepared is not None
         self.handle.keep_old()
-        try:
-            yield self._prepared
-        except TensorHubError:
-            pass  # it is kept, or past that point
+        yield self._prepared
 
     def _begin(self) -> Steps[None]:
         assert self._prepared is not None
         yield self._prepared
+        if self._kept is not None:
+            raise self._kept
         self.export = self.peer.export(self.memory, ChunkSet(self.memory.layout.num_chunks))
         crosses = self._swarm.crosses
         if crosses or self.memory.layout.num_chunks > 1:  # else there are no parts to share
