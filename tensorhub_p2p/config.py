@@ -324,7 +324,7 @@ class PullConfig(Checked):
     """Seconds for which no reachable holder has some chunk until the pull gives up."""
     unsealed_after: float = 0.5
     """Seconds until it gives up on chunks that nobody can have any more: their publisher is dead,
-    and said nobody their digests."""
+    and all other holders have said since that they lack them, and their digests."""
     retry_interval: float = 0.25
     """Seconds until an unanswered request, or a full source, is asked again (doubling, to 8x)."""
     max_sources: int = 16

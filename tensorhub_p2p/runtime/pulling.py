@@ -24,6 +24,7 @@ from tensorhub_p2p.errors import (
     IntegrityError,
     LayoutMismatch,
     TensorHubError,
+    Timeout,
     VersionUnavailable,
 )
 from tensorhub_p2p.protocol.chunks import ChunkSet
@@ -199,6 +200,11 @@ class PullRun(Hooks):
 
     def begin(self, into: Region) -> bool:
         self._old.end()
+        if time.monotonic() >= self._deadline:
+            raise Timeout(
+                f"pulling {self._answer.publication} timed out: all the time was needed to give up "
+                "the version before; no byte was written"
+            )
         started = time.monotonic()
         exported = Exported(self._driver.transports, into, ChunkSet(into.layout.num_chunks))
         self.exported = exported

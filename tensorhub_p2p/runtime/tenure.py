@@ -78,14 +78,14 @@ class Tenure:
     def _unpublishing(self, by: float) -> Iterator[None]:
         """Afterwards REGISTERED; also if it was interrupted after the references were hidden.
 
-        `by`: readers have one lease at the end, and what their sockets need is part of it.
+        In the end its readers have had their lease. They have it until `by` if it was interrupted.
         """
         try:
             yield
         except BaseException:
             self._look_whether_unpublished(by)
             raise
-        self._unpublished(by)
+        self._unpublished(time.monotonic())
 
     def _look_whether_unpublished(self, by: float) -> None:
         if not self._driver.ask(lambda _now: self._driver.node.holds(self._slot)):
@@ -187,16 +187,14 @@ class OldVersion:
 
     def end(self) -> None:
         """Nobody reads it any more. Raises what kept it from being given up: then it stays."""
-        running, self._running = self._running, None
-        if running is None:
+        if self._running is None:
             self._tenure.end_exports(self._by)
         else:
-            self._tenure._look_after(running, self._by)
+            self._tenure._look_after(self._running, self._by)
         self._tenure.become(HandleState.REPLICATING)
 
     def abandon(self) -> None:
-        """The pull failed before `end`: keep it, if that can still be."""
-        running, self._running = self._running, None
-        if running is not None and self._driver.running:
-            self._driver.interrupt(self._slot, running)
+        """The pull ended before a byte was written: keep it, if that can still be."""
+        if self._running is not None and self._driver.running:
+            self._driver.interrupt(self._slot, self._running)
             self._tenure._look_whether_unpublished(self._by)

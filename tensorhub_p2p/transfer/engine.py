@@ -150,8 +150,8 @@ class SourceOutcome:
 class PullOutcome:
     """What a pull did, whether it succeeded or not. Times in seconds.
 
-    `waiting`: until a source was within reach and the layout known. `beginning`: inside
-    `Hooks.begin`. `moving`: from then to the end. `reading`: spent in reads by all reader
+    `waiting`: until a source was within reach and the layout known. `beginning`: from then to the
+    end of `Hooks.begin`. `moving`: from then to the end. `reading`: spent in reads by all reader
     threads together, of it `hashing` for digests.
     """
 
@@ -562,15 +562,15 @@ class ShardPull:
 
     def _starved(self, event: Starved) -> TensorHubError:
         told = self._tell(event.tried)
-        if any(facts.failing for facts in event.tried):
-            return TransferError(
-                f"{self.publication} is there, but its bytes can't be moved here: {told}"
-            )
         what = f"chunks {_some(event.chunks)}" if event.chunks else "it"
         if event.lost:
             return VersionUnavailable(
                 f"{self.publication} can't be had any more: its publisher died before others had "
                 f"the digests of {what}; {told}"
+            )
+        if any(facts.failing for facts in event.tried):
+            return TransferError(
+                f"{self.publication} is there, but its bytes can't be moved here: {told}"
             )
         seconds = self._config.unavailable_after
         return VersionUnavailable(

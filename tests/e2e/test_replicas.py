@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -235,27 +236,77 @@ def test_the_times_of_a_pull_are_where_they_were_spent(
     assert 0 < pull.verifying < 50
 
 
-@pytest.mark.parametrize(("took", "left"), [(0.0, 2.0), (5.0, 1.0), (7.0, 0.1)])
-def test_readers_get_one_lease_beyond_the_deadline_of_an_unpublish(
-    peer: StartPeer, monkeypatch: pytest.MonkeyPatch, took: float, left: float
+@pytest.mark.parametrize(
+    ("took", "interrupted", "left"),
+    [(0.0, False, 0.1), (7.0, False, 0.1), (0.0, True, 2.0), (5.0, True, 1.0), (7.0, True, 0.1)],
+)
+def test_readers_get_one_lease_and_not_another_one_for_their_sockets(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch, took: float, interrupted: bool, left: float
 ) -> None:
-    """What the withdrawal needed of it is not given to their sockets once more."""
+    """One that has ended has waited for them; what was left of one that hasn't is theirs."""
     clock, given = Clock(), []
     handle = peer().open("m", replica="t")
     handle.register(fill(blank(), 1))
     handle.publish(1)
-    drain = Exported.drain
+    drain, run = Exported.drain, handle._driver.run
 
     def watched(exported: Exported, deadline: float) -> None:
         given.append(deadline - clock.monotonic())
         drain(exported, 0.0)
 
+    def interrupting(*arguments: Any) -> object:
+        ended = run(*arguments)
+        if interrupted:
+            raise KeyboardInterrupt
+        return ended
+
     monkeypatch.setattr(Exported, "drain", watched)
     monkeypatch.setattr(tenure, "time", clock)
-    run = handle._driver.run
-    monkeypatch.setattr(handle._driver, "run", clock.putting_forward(run, took))
-    handle.unpublish(timeout=4.0)  # of which the lease is 2 s
+    monkeypatch.setattr(handle._driver, "run", clock.putting_forward(interrupting, took))
+    with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
+        handle.unpublish(timeout=4.0)  # of which the lease is 2 s
     assert given == [pytest.approx(left, abs=0.5 * left)]
+    assert handle.state is th.HandleState.REGISTERED
+
+
+def test_no_byte_is_written_if_giving_up_the_old_version_took_all_the_time(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, tensors = Clock(), blank()
+    source, target = peer().open("m", replica="s"), peer().open("m", replica="t")
+    source.register(fill(blank(), 2))
+    target.register(fill(tensors, 1))
+    target.publish(1)
+    source.publish(2)
+    end = tenure.OldVersion.end
+    with monkeypatch.context() as patch:
+        patch.setattr(pulling, "time", clock)
+        patch.setattr(tenure.OldVersion, "end", clock.putting_forward(end, 30.0))
+        with pytest.raises(th.Timeout, match="give up the version before"):
+            target.replicate(2, timeout=20)
+    assert target.state is th.HandleState.REGISTERED
+    assert not wrong(tensors, 1)
+    assert target.replicate(2, timeout=20).version == 2
+
+
+def test_an_interrupt_as_the_old_version_has_just_been_given_up_leaves_no_doubt(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = peer().open("m", replica="s"), peer().open("m", replica="t")
+    source.register(fill(blank(), 2))
+    target.register(fill(blank(), 1))
+    target.publish(1)
+    source.publish(2)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tenure.Tenure, "_look_after", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            target.replicate(2, timeout=20)
+    assert target.state is th.HandleState.REGISTERED
+    assert target.replicate(2, timeout=20).version == 2
 
 
 def test_two_that_pull_what_the_other_gives_up_do_not_wait_for_each_other(

@@ -69,12 +69,22 @@ class SourceTable:
         """Those that serve us, or would if they had a free slot."""
         return [s for s in self if s.state in ANSWERED]
 
-    def have_lost_the_origin(self) -> bool:
-        """It is dead, and all other holders of the publication have said what they have."""
-        origin = [s for s in self if s.id.slot.group.replica == self._publication.replica]
-        listed = [s for s in self if s.listed and s.publication == self._publication]
-        return any(s.state is SourceState.DEAD for s in origin) and all(
-            s.state in ANSWERED and s.heard for s in listed
+    def origin_is_dead(self) -> bool:
+        origin = (s for s in self if s.id.slot.group.replica == self._publication.replica)
+        return any(s.state is SourceState.DEAD for s in origin)
+
+    def all_have_spoken(self, since: float, everything: int) -> bool:
+        """Every holder of the publication that is listed has said since then what it has.
+
+        One that is listed as having all of it (`everything`) has said so. The dead are listed until
+        the directory was looked at after their death: so it was.
+        """
+        return all(
+            s.state in ANSWERED
+            and s.heard_at >= since
+            and (s.phase is not Phase.READY or s.have == everything)
+            for s in self
+            if s.listed and s.publication == self._publication
         )
 
     def facts(self) -> tuple[SourceFacts, ...]:

@@ -158,6 +158,8 @@ class Source:
     """Whether it heard that we have something, and that we know all digests."""
     wanted: int = 0
     """Chunks whose digests it was asked for last."""
+    heard_at: float = float("-inf")
+    """When it said something last."""
     unanswered: float | None = None
     """Since when it has left what we asked of it unanswered."""
     carrying: int | None = 0

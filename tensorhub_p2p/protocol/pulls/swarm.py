@@ -296,7 +296,7 @@ class Swarm:
         source = self._sources.get(SourceId(sender, message.slot))
         if message.pull != self.pull or source is None or self.done:
             return
-        source.unanswered = None
+        source.unanswered, source.heard_at = None, now
         try:
             if isinstance(message, PullOffer):
                 self._offered(now, source, message)
@@ -514,8 +514,8 @@ class Swarm:
     def _check_drought(self, now: float) -> None:
         verdict = None if self.done else self._drought.check(now)
         if verdict is not None:
+            self._finish(complete=False)  # nothing that comes after the verdict is carried out
             self._outbox.emit(verdict)
-            self._finish(complete=False)
 
     def _finish(self, *, complete: bool) -> None:
         self.done = True

@@ -287,11 +287,13 @@ class SimHandle:
         )
 
     def give_up_old(self, timeout: float) -> Steps[None]:
-        """The new version is within reach: bytes change from here on."""
+        """The new version is within reach."""
         if self.holds is not None:
             yield from self._unpublish(timeout)
         else:
             yield from self._end_exports(self.peer.now + timeout)
+
+    def tear(self) -> None:
         self.torn = True
 
     def keep_old(self) -> None:

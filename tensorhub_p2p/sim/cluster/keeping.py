@@ -63,6 +63,9 @@ class Kept:
     def keep_old(self) -> None:
         """There was nothing before."""
 
+    def tear(self) -> None:
+        """Nobody sees it before it is whole."""
+
     def announce_part(self, _answer: Answer, _export: Export, _timeout: float) -> None:
         """Nobody finds it before it is whole."""
 

@@ -254,10 +254,13 @@ class Puller(Protocol):
     def memory(self) -> Memory: ...
 
     def give_up_old(self, timeout: float) -> Steps[None]:
-        """Bytes change from here on."""
+        """Before bytes change."""
 
     def keep_old(self) -> None:
         """The pull failed meanwhile: `give_up_old` is to end now, and keep it if that can be."""
+
+    def tear(self) -> None:
+        """Bytes change from here on."""
 
     def announce_part(self, answer: Answer, export: Export, timeout: float) -> VerbCall | None:
         """Tell others that it comes, if they may know."""
@@ -349,6 +352,7 @@ class SimPull:
                 peer.node.interrupt(peer.now, slot, self._announced.number)
                 peer.node.carries(peer.now, slot, self.publication, None)
             if self._is_preparing:
+                self._stop()
                 yield from self._keep_old()
             raise
         finally:
@@ -522,6 +526,9 @@ class SimPull:
         yield self._prepared
         if self._kept is not None:
             raise self._kept
+        if self.peer.now >= self._deadline:
+            raise Timeout(f"giving up the version before {self.publication} took all the time")
+        self.handle.tear()
         self.export = self.peer.export(self.memory, ChunkSet(self.memory.layout.num_chunks))
         crosses = self._swarm.crosses
         if crosses or self.memory.layout.num_chunks > 1:  # else there are no parts to share
