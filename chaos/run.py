@@ -270,10 +270,10 @@ def carry_out(plan: Plan, directory: Path, *, bed: bool, say: Callable[[str], No
         finally:
             arena.close()
         for name in set(os.listdir("/dev/shm")) - shared:
-            if name.startswith(FAKETIME_FILES) and int(name.rpartition("_")[2]) in arena.pids:
-                os.unlink(f"/dev/shm/{name}")  # it leaves them behind when its process is killed
-            else:
+            if not name.startswith(FAKETIME_FILES):
                 arena.write(Trouble, what=f"left behind in /dev/shm: {name}")
+            elif int(name.rpartition("_")[2]) in arena.pids:
+                os.unlink(f"/dev/shm/{name}")  # it leaves them behind when its process is killed
         arena.write(Phase, phase="over", detail=", ".join(leaked))
     finally:
         if testbed is not None:
