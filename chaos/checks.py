@@ -15,8 +15,22 @@ from math import inf
 
 import msgspec
 
-from chaos.history import CUTS, SILENCES, STARVED, Call, History, Life
+from chaos.history import (
+    CUTS,
+    DEADLY,
+    INTERRUPTED,
+    SILENCES,
+    STARVED,
+    STRANGERS,
+    TERMINATED,
+    USURPED,
+    Call,
+    History,
+    Life,
+)
 
+TO_CLOSE = 20.0
+"""Seconds that a worker gives its peer for closing (worker.CLOSE_SECONDS)."""
 GRACE = 8.0
 """Seconds after its deadline within which a verb ends: two for the lease of its readers, the others
 as the machine may be full."""
@@ -24,12 +38,16 @@ ABROAD_SECONDS = 7.0
 """Within which other zones see a version; with two for a full machine."""
 HEALS = 12.0
 """Seconds after a cut until all know each other again."""
+RECOVERS = 6.0
+"""Seconds after any other fault, or a death, until nothing has to fail for it."""
 RETAIN_HEARD_ABROAD = 12.0
 TAKEN_OVER_WITHIN = 1.0
 """Seconds for which a version may not be there while a copy of it is being taken."""
+ON_RECORD_WITHIN = 4.0
+"""Seconds until what a group has got is on record; with two for a full machine."""
 LIVELY_WITHIN = 20.0
-RECOVERS = 5.0
-"""Seconds of calm after which what succeeds shows that all is well, whenever it began."""
+INTERRUPTED_AFTER = 0.5
+"""A verb that began so long before the signal was sent is the one that it meets."""
 SETTLES = 8.0
 """Seconds of a life after which what it uses is its usual."""
 MAX_GROWTH = 96 << 20
@@ -237,17 +255,19 @@ def _were_together(shards: list[list[Stay]], until: float) -> bool:
 
 @check("G4")
 def never_backwards(history: History) -> Found:
-    """No process's "latest" goes back, nor that of a group that had a member all the time.
+    """A replica's "latest" never goes back, whoever of it died.
 
-    An answer counts once all shards have it: a call that one of them couldn't finish is void.
+    An answer counts once all shards have it: a call that one of them couldn't finish is void. What
+    the dead had counts if it was on record: not what they had just got, nor behind a cut.
     """
     for replica, lives in history.by_replica().items():
         latest = _of_all_shards([c for c in _pulls(lives) if c.called.what == "latest"], lives)
-        for before, after in _ordered(latest):
-            assert before.ended is not None
-            assert after.ended is not None
-            was, now = (before.ended.epoch, before.ended.version), _order(after)
-            if now < was and _somebody_remembers(history, before, after):
+        for after in latest:
+            earlier = [call for call in latest if call.over < after.began]
+            higher = [call for call in earlier if _order(call) > _order(after)]
+            before = next((c for c in higher if _is_remembered(history, c, after)), None)
+            if before is not None:
+                was, now = _order(before), _order(after)
                 yield after.over, after.who, f"{replica} had {was} by {before.who}, then {now}"
 
 
@@ -271,17 +291,20 @@ def _order(call: Call) -> tuple[int, int]:
     return (call.ended.epoch, call.ended.version)
 
 
-def _ordered(calls: list[Call]) -> Iterator[tuple[Call, Call]]:
-    """Each call with the highest that was over before it began."""
-    for after in calls:
-        earlier = [call for call in calls if call.over < after.began]
-        if earlier:
-            yield max(earlier, key=_order), after
-
-
-def _somebody_remembers(history: History, before: Call, after: Call) -> bool:
-    """Whoever had the higher one made the later call, or was there all the while."""
-    return before.who == after.who or history.lives[before.who].end > after.over
+def _is_remembered(history: History, before: Call, after: Call) -> bool:
+    """Whoever had it made the later call, or was there all the while, or had put it on record."""
+    end = history.lives[before.who].end
+    if before.who == after.who or end > after.over:
+        return True
+    if end - before.over < ON_RECORD_WITHIN:
+        return False
+    struck = history.done_to(history.group_of(before.who))
+    return not any(
+        spell.overlaps(before.over, before.over + ON_RECORD_WITHIN) for spell in struck
+    ) and not any(
+        spell.kind in CUTS and spell.overlaps(before.over, after.over, HEALS)
+        for spell in history.spells
+    )
 
 
 # --- G5 ---
@@ -441,17 +464,40 @@ def who_was_replaced_changes_nothing(history: History) -> Found:
 def no_hang(history: History) -> Found:
     """Every verb has ended soon after its deadline; time in which its process was stopped apart."""
     for life in history.lives.values():
-        silences = history.done_to([life.who], SILENCES)
         for call in life.calls:
-            slept = sum(
-                max(0.0, min(spell.end, call.over, history.last) - max(spell.begin.at, call.began))
-                for spell in silences
-                if spell.overlaps(call.began, min(call.over, history.last))
-            )
+            slept = _slept(history, life.who, call.began, call.over)
             due = call.began + call.called.timeout + slept + GRACE
             if due < min(call.over, life.end, history.last):
                 late = min(call.over, life.end, history.last) - call.began
                 yield due, life.who, f"{call.verb} {call.called.what}: {late:.1f} s and no end"
+
+
+def _slept(history: History, who: str, since: float, until: float) -> float:
+    """Seconds of that time in which it could do nothing."""
+    until = min(until, history.last)
+    return sum(
+        max(0.0, min(spell.end, until) - max(spell.begin.at, since))
+        for spell in history.done_to([who], SILENCES)
+    )
+
+
+@check("G8")
+def who_is_told_to_stop_does(history: History) -> Found:
+    """SIGTERM ends the process within the time that it has for closing, and Ctrl-C its verb."""
+    closing = history.phases.get("closing", history.last)
+    for spell in history.spells:
+        for life in (history.lives[who] for who in spell.begin.targets if who in history.lives):
+            at = spell.begin.at
+            if spell.kind == TERMINATED:
+                due = at + TO_CLOSE + _slept(history, life.who, at, life.end) + GRACE
+                if due < min(life.end, closing):
+                    yield due, life.who, f"SIGTERM at {at:.1f} has not ended it"
+            for call in life.calls if spell.kind == INTERRUPTED else ():
+                due = at + _slept(history, life.who, at, call.over) + GRACE
+                if call.began < at - INTERRUPTED_AFTER and due < min(
+                    call.over, life.end, history.last
+                ):
+                    yield due, life.who, f"Ctrl-C has not ended {call.verb} {call.called.what}"
 
 
 @check("G8")
@@ -468,22 +514,61 @@ def only_typed_errors(history: History) -> Found:
 
 @check("G9")
 def lively_once_it_is_calm(history: History) -> Found:
-    """Soon after the last fault every trainer publishes, and every rollout gets what is new."""
+    """After the last fault every trainer publishes, and all others get something: in a call of
+    that time, also one that began before it or ended after it, as pulls are slow on a full machine.
+    """
     calm, closing = history.phases.get("calm"), history.phases.get("closing")
     if calm is None or closing is None:
         return
     for life in history.lives.values():
-        if life.end < closing or life.started.role == "elastic" or life.started.at > calm:
+        if life.end < closing or life.started.at > calm:
             continue
         if history.was_replaced(life):
             continue
         until = min(closing, calm + LIVELY_WITHIN)
-        done = [call for call in life.of("publish", "replicate") if call.succeeded]
-        if not any(call.began > calm or call.over > calm + RECOVERS for call in done):
+        during = [
+            c for c in life.of("publish", "replicate") if c.began < closing and calm < c.over
+        ]
+        if not any(call.succeeded for call in during):
             last = life.calls[-1] if life.calls else None
             what = f"{last.verb} {last.called.what}" if last is not None else "no verb"
             error = last.ended.message if last is not None and last.ended is not None else "no end"
             yield until, life.who, f"nothing succeeds although it is calm; last: {what}: {error}"
+
+
+@check("G9")
+def nothing_fails_without_a_cause(history: History) -> Found:
+    """Where nothing is done to anybody, and nobody ends, each verb succeeds.
+
+    Left out: an older version, which may be gone; slots, which may be another's; waiting for what
+    nobody published; what flipped bits lead to.
+    """
+    begun, closing = history.phases.get("begun", inf), history.phases.get("closing", -inf)
+    ends = sorted(life.end for life in history.lives.values())
+    published = sorted(c.over for c in history.calls if c.verb == "publish" and c.succeeded)
+    spoilt = any(life.spoilt for life in history.lives.values())
+    for call in history.calls:
+        if call.succeeded or not begun < call.began < call.over < closing or not _is_due(call):
+            continue
+        assert call.ended is not None
+        if (
+            any(
+                spell.overlaps(call.began, call.over, HEALS if spell.kind in CUTS else RECOVERS)
+                for spell in history.spells
+            )
+            or any(call.began - RECOVERS < end < call.over for end in ends)
+            or (spoilt and call.ended.error in {"IntegrityError", "RetentionLost"})
+            or not any(call.began - HEALS < at < call.over for at in published)
+        ):
+            continue
+        what = f"{call.verb} {call.called.what}"
+        yield call.over, call.who, f"{what}: {call.ended.error}: {call.ended.message}"
+
+
+def _is_due(call: Call) -> bool:
+    if call.verb == "replicate":
+        return call.called.what == "latest"
+    return call.verb in {"join", "publish", "unpublish", "wait_for", "prefetch", "versions"}
 
 
 # --- what stays behind ---
@@ -501,17 +586,28 @@ def every_end_is_one_that_was_meant(history: History) -> Found:
 
 
 def _was_meant(history: History, life: Life, code: int | None) -> bool:
-    """Killed by a fault; or it ended with an error of a verb (2) while something was wrong.
+    """Killed by a fault; or it ended with an error of a verb (2) while something was wrong with it
+    or with its way to others.
 
     Or the kernel refused it memory, which libzmq answers with SIGABRT.
     """
-    if code in {-9, -15, None}:
-        return bool(history.done_to([life.who])) or history.was_replaced(life)
+    struck = history.done_to([life.who])
+    if code == -signal.SIGKILL:  # a fault is told once it struck; who was replaced is killed later
+        return any(
+            spell.kind in DEADLY and spell.overlaps(life.end, life.end + 1.0, 1.0)
+            for spell in struck
+        ) or any(spell.kind in USURPED for spell in struck)
+    if code == -signal.SIGTERM:
+        return any(spell.kind == TERMINATED and spell.begin.at < life.end for spell in struck)
+    if code is None:
+        return bool(struck) or history.was_replaced(life)
     if code == -signal.SIGABRT:
         starved = history.done_to([life.who], STARVED)
         return any(spell.overlaps(life.end, life.end, 1.0) for spell in starved)
     return code == 2 and any(
-        spell.overlaps(life.started.at, life.end, HEALS) for spell in history.spells
+        spell.overlaps(life.started.at, life.end, HEALS)
+        for spell in history.spells
+        if spell in struck or spell.kind in CUTS | STRANGERS
     )
 
 

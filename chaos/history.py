@@ -33,6 +33,27 @@ STARVED = frozenset({"memory pressure"})
 CUTS = frozenset({"partition", "one-way partition", "cut a cable", "loss", "slow link"})
 """Faults that are done to links."""
 
+DEADLY = frozenset(
+    {
+        "kill a source",
+        "kill a puller",
+        "kill a leader",
+        "kill a ring owner",
+        "kill a gateway",
+        "kill a seed",
+        "kill a whole group",
+        "kill all gateways",
+        "a stranger on a seed's port",
+        "/dev/shm is full",
+    }
+)
+"""Faults that begin with kill -9."""
+USURPED = frozenset({"usurp a slot"})
+"""Its former process is killed some time after the fault."""
+STRANGERS = frozenset({"a stranger on a seed's port"})
+"""Faults in which who joins may meet somebody else."""
+TERMINATED, INTERRUPTED = "SIGTERM in a verb", "Ctrl-C in a verb"
+
 
 @dataclass
 class Call:

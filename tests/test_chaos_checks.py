@@ -213,6 +213,23 @@ def endless(story: Story) -> None:
     story.verb("r.1", "replicate", "latest", 0.9, None, timeout=0.1)
 
 
+def deaf_to_sigterm(story: Story) -> None:
+    story.start("x.1", role="elastic")
+    story.fault("SIGTERM in a verb", ("x.1",), 1.6, 5.0)
+    story.phase("closing", 40.0)
+    story.exit("x.1", 41.0, 0)
+
+
+def deaf_to_ctrl_c(story: Story) -> None:
+    story.verb("r.1", "replicate", "latest", 3.1, 9.5, timeout=20.0, error="Timeout")
+    story.fault("Ctrl-C in a verb", ("r.1",), 4.0, 4.1)
+
+
+def for_no_reason(story: Story) -> None:
+    """What is newer than 1 is published while it waits, and it is not told."""
+    story.verb("r.1", "wait_for", 1, 4.0, 9.0, timeout=5.0, error="Timeout")
+
+
 def untyped(story: Story) -> None:
     story.events.append(Trouble(at=5.0, who="r.1", what="KeyError"))
 
@@ -252,7 +269,10 @@ BROKEN: list[tuple[Callable[[Story], None], str]] = [
     (lost, "retained_versions_stay"),
     (replaced, "who_was_replaced_changes_nothing"),
     (endless, "no_hang"),
+    (deaf_to_sigterm, "who_is_told_to_stop_does"),
+    (deaf_to_ctrl_c, "who_is_told_to_stop_does"),
     (untyped, "only_typed_errors"),
+    (for_no_reason, "nothing_fails_without_a_cause"),
     (dull, "lively_once_it_is_calm"),
     (a_crash, "every_end_is_one_that_was_meant"),
     (who_stays, "every_end_is_one_that_was_meant"),
@@ -275,6 +295,102 @@ def test_what_is_broken_is_found(breaks: Callable[[Story], None], check: str) ->
 
 def test_each_check_is_seen_to_find_something() -> None:
     assert {check for _, check in BROKEN} == set(CHECKS)
+
+
+def group_whose_leader_dies(first: int, then: int, had: tuple[float, float]) -> Story:
+    """Two shards get a version, the leader dies, and its successor and the survivor get another."""
+    story = calm_run()
+    for shard, over in enumerate(had):
+        story.start(f"g{shard}.1", replica="g", shard=shard, num_shards=2)
+        story.pull(f"g{shard}.1", first, 5.5, over, generation="g1", number=1)
+    story.fault("kill a leader", ("g0.1",), 5.8, 5.9)
+    story.exit("g0.1", 5.8, -9)
+    story.verb("g1.1", "replicate", "latest", 5.75, 6.4, error="GroupBroken")
+    story.start("g0.2", at=6.0, replica="g", shard=0, num_shards=2)
+    for who in ("g0.2", "g1.1"):
+        story.pull(who, then, 6.5, 6.6, generation="g2", number=1)
+        story.exit(who, 11.0, 0)
+    return story
+
+
+@pytest.mark.parametrize("had", [(5.6, 5.7), (5.7, 5.6)], ids=["leader first", "leader last"])
+@pytest.mark.parametrize(("then", "backwards"), [(1, True), (2, False)])
+def test_a_survivor_remembers_whoever_had_it_first(
+    had: tuple[float, float], then: int, backwards: bool
+) -> None:
+    assert ("never_backwards" in group_whose_leader_dies(2, then, had).found()) is backwards
+
+
+@pytest.mark.parametrize(
+    ("dies", "cut", "backwards"), [(12.0, False, True), (12.0, True, False), (6.5, False, False)]
+)
+def test_what_was_on_record_outlives_a_replica(dies: float, cut: bool, backwards: bool) -> None:
+    """Unless it died before it was, or there was a cut."""
+    story = calm_run()
+    story.start("x.1")
+    story.pull("x.1", 2, 5.5, 5.6)
+    story.fault("kill a puller", ("x.1",), dies, dies + 0.1)
+    story.exit("x.1", dies, -9)
+    if cut:
+        story.fault("partition", ("t.1",), 7.0, 8.0)
+    story.start("x.2", at=dies + 1.0)
+    story.pull("x.2", 1, dies + 2.0, dies + 2.1)
+    story.exit("x.2", 20.0, 0)
+    assert ("never_backwards" in story.found()) is backwards
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "meant"),
+    [
+        ("clock jump", -9, False),
+        ("kill a source", -9, True),
+        ("clock jump", -15, False),
+        ("SIGTERM in a verb", -15, True),
+    ],
+)
+def test_only_who_was_killed_may_end_by_a_signal(kind: str, code: int, meant: bool) -> None:
+    story = calm_run()
+    story.start("x.1", role="elastic")
+    story.fault(kind, ("x.1",), 2.0, 3.0)
+    story.exit("x.1", 2.5, code)
+    assert ("every_end_is_one_that_was_meant" not in story.found()) is meant
+
+
+@pytest.mark.parametrize(
+    ("kind", "meant"), [("kill a source", False), ("a stranger on a seed's port", True)]
+)
+def test_who_can_not_go_on_has_a_reason(kind: str, meant: bool) -> None:
+    """A death elsewhere is none: its successor has to come in."""
+    story = calm_run()
+    story.start("x.1", role="elastic")
+    story.fault(kind, ("x.1",), 2.0, 3.0)
+    story.exit("x.1", 2.0, -9)
+    story.start("x.2", at=3.0, role="elastic")
+    story.verb("x.2", "join", "", 3.1, 3.2, error="JoinError")
+    story.exit("x.2", 3.3, 2)
+    assert ("every_end_is_one_that_was_meant" not in story.found()) is meant
+
+
+@pytest.mark.parametrize("fault", ["stop", "partition", "kill a source"])
+def test_beside_a_fault_a_verb_may_fail(fault: str) -> None:
+    story = calm_run()
+    story.start("x.1", role="elastic")
+    story.exit("x.1", 11.0, 0)
+    story.fault(fault, ("x.1",), 5.0, 5.5)
+    for_no_reason(story)
+    assert "nothing_fails_without_a_cause" not in story.found()
+
+
+@pytest.mark.parametrize(
+    ("began", "over", "lively"), [(1.0, 4.0, True), (9.0, 10.5, True), (1.0, 2.9, False)]
+)
+def test_a_slow_pull_is_a_sign_of_life(began: float, over: float, lively: bool) -> None:
+    """The calm is from 3 to 10: it may begin before, or end after that."""
+    story = calm_run()
+    story.start("d.1")
+    story.exit("d.1", 11.0, 0)
+    story.pull("d.1", 1, began, over, what=1)
+    assert ("lively_once_it_is_calm" not in story.found()) is lively
 
 
 # --- what is not promised ---
