@@ -526,9 +526,7 @@ def lively_once_it_is_calm(history: History) -> Found:
         if history.was_replaced(life):
             continue
         until = min(closing, calm + LIVELY_WITHIN)
-        during = [
-            c for c in life.of("publish", "replicate") if c.began < closing and calm < c.over
-        ]
+        during = [c for c in life.of("publish", "replicate") if c.began < closing and calm < c.over]
         if not any(call.succeeded for call in during):
             last = life.calls[-1] if life.calls else None
             what = f"{last.verb} {last.called.what}" if last is not None else "no verb"

@@ -13,7 +13,7 @@ from chaos.bugs import BUGS
 from chaos.casting import PER_HOST, SEEDS, Shape, cast
 from chaos.checks import CHECKS
 from chaos.faults import FAULTS
-from chaos.history import CUTS, SILENCES
+from chaos.history import CUTS, DEADLY, INTERRUPTED, SILENCES, STRANGERS, TERMINATED, USURPED
 from chaos.programs import PROGRAMS
 from chaos.scenarios import SCENARIOS
 
@@ -83,7 +83,8 @@ def test_bugs_can_be_planted_in_the_library_as_it_is() -> None:
 
 
 def test_what_is_said_of_faults_is_said_of_such_that_exist() -> None:
-    assert set(FAULTS) >= SILENCES | CUTS
+    assert set(FAULTS) >= SILENCES | CUTS | DEADLY | STRANGERS | USURPED
+    assert {TERMINATED, INTERRUPTED} <= set(FAULTS)
 
 
 def test_the_docs_name_each_check() -> None:
