@@ -12,8 +12,10 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from tensorhub_p2p.protocol.directory import admission
 from tensorhub_p2p.protocol.groups.resolving import DirectoryResolver
-from tensorhub_p2p.protocol.identity import Slot
+from tensorhub_p2p.protocol.groups.slots import SlotClaimer, SlotState
+from tensorhub_p2p.protocol.identity import PeerId, Slot
 from tensorhub_p2p.protocol.machine import earliest
 from tensorhub_p2p.protocol.pulls.served import Served
 from tensorhub_p2p.protocol.pulls.serving import Drained, ShardServer
@@ -146,6 +148,19 @@ def who_withdraws_promises_to_keep() -> None:
     _patch(Withdrawal, "_on_plea", hears_late)
     _patch(Withdrawal, "tick", ticks)
     _patch(Withdrawal, "next_wakeup", wakes)
+
+
+@bug
+def who_was_replaced_goes_on() -> None:
+    """It takes no notice that somebody else has its slot, and owners take what it says."""
+    lose = SlotClaimer._lose
+
+    def stays(self: SlotClaimer, now: float, state: SlotState, rival: PeerId, reason: str) -> None:
+        if state is not SlotState.FENCED:
+            lose(self, now, state, rival, reason)
+
+    _patch(SlotClaimer, "_lose", stays)
+    _patch(admission, "_fenced", lambda *_: None)
 
 
 @bug

@@ -14,11 +14,13 @@ SEEDS = 3
 PER_HOST = 2
 SIZES = ((4, 64 << 10), (40, 64 << 10), (4, 1 << 20), (2, 4 << 20))
 """Tensors of a shard, and bytes of each."""
+SOON = 3.0
+"""Seconds of silence after which a slot can be taken over, where that is tried."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a run is cut. Sizes in bytes; `period` and `step` as in the workers' settings."""
+    """How a run is cut. Sizes in bytes; the last three as in the workers' settings."""
 
     workers: int = 20
     shards: int = 1
@@ -28,6 +30,7 @@ class Shape:
     size: int = 1 << 20
     period: float = 2.0
     step: float = 0.2
+    unresponsive: float = 60.0
 
     @staticmethod
     def drawn(seed: int, workers: int) -> Shape:
@@ -41,6 +44,7 @@ class Shape:
             tensors=tensors,
             size=size,
             period=rng.choice((2.0, 3.0, 4.0)),
+            unresponsive=rng.choice((60.0, SOON, SOON)),
         )
 
     @property

@@ -262,6 +262,7 @@ def carry_out(plan: Plan, directory: Path, *, bed: bool, say: Callable[[str], No
             size=plan.shape.size,
             period=plan.shape.period,
             step=plan.shape.step,
+            unresponsive=plan.shape.unresponsive,
         )
         _give_clocks(arena, plan)
         conductor = Conductor(plan, arena, say)

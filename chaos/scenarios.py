@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chaos.arena import Role
-from chaos.casting import Shape
+from chaos.casting import SOON, Shape
 from chaos.faults import FAULTS
 from chaos.schedule import Planned
 
 MIB = 1 << 20
 SPARE_SHAPE = Shape(period=2.0, tensors=2, size=4 * MIB, mbit=250.0)
 CALM_SHAPE = Shape(period=2.0)
+USURPED_SHAPE = Shape(period=2.0, unresponsive=SOON)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,14 @@ KEPT = (trainer(0), trainer(1), KEEPER)
 SPARE = (trainer(0), trainer(1), rollout(0, seed=True), *(rollout(n) for n in range(1, 5)))
 """Whichever source dies, there is another one. By TCP only, as each has a host of its own."""
 
+REPLACEABLE = (
+    Role("trainer-0", "trainer", "trainer-0", host=0),
+    Role("trainer-1", "trainer", "trainer-1", host=1),
+    *(rollout(n, seed=True) for n in range(3)),
+    rollout(3),
+)
+"""Trainers whose slots can be taken, as they are no seeds."""
+
 
 def every(seconds: float, kind: str, until: float) -> tuple[Planned, ...]:
     count = int(until / seconds)
@@ -78,6 +87,23 @@ SCENARIOS: dict[str, Scenario] = {
         faults=tuple(Planned(0.0, kind) for kind in FAULTS),
         seconds=60.0,
         apart=True,
+    ),
+    "usurped": Scenario(
+        "new processes take over the slots of stopped ones, which go on later",
+        REPLACEABLE,
+        USURPED_SHAPE,
+        faults=every(4.0, "usurp a slot", 30.0),
+        seconds=34.0,
+        calm=16.0,
+    ),
+    "bug-fence": Scenario(
+        "who was replaced goes on",
+        REPLACEABLE,
+        USURPED_SHAPE,
+        faults=every(4.0, "usurp a slot", 30.0),
+        seconds=34.0,
+        bug="who_was_replaced_goes_on",
+        finds="who_was_replaced_changes_nothing",
     ),
     "retained": Scenario("old versions are asked for", KEPT, seconds=16.0),
     "bug-digest": Scenario(

@@ -42,6 +42,7 @@ from chaos.journal import (
     Trouble,
     now,
 )
+from tensorhub_p2p.config import Config, SwimConfig
 from tensorhub_p2p.protocol.directory.records import versions_key
 from tensorhub_p2p.protocol.identity import Slot
 from tensorhub_p2p.protocol.shards.machines import Machines
@@ -77,6 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     period: float = 2.0
     step: float = 0.2
     """Seconds before the next version in which the tensors are nobody's but the trainer's."""
+    unresponsive: float = 60.0
+    """Seconds for which who is silent keeps its slots (`SwimConfig.unresponsive_limit`)."""
     newest: int = 0
     spot: bool = False
     pulls: int = 0
@@ -256,6 +259,7 @@ class Worker:
             host=settings.host or None,
             transports=settings.transports or None,
             join_timeout=30.0,
+            config=Config(swim=SwimConfig(unresponsive_limit=settings.unresponsive)),
         )
 
     def open(self) -> None:
