@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from math import inf
 
 import msgspec
@@ -19,6 +19,7 @@ from chaos.history import (
     CUTS,
     DEADLY,
     INTERRUPTED,
+    PARTED,
     SILENCES,
     STARVED,
     STRANGERS,
@@ -29,6 +30,8 @@ from chaos.history import (
     Life,
 )
 
+FLIPS_WITHIN = 0.5
+"""Seconds from the word that bits will be flipped until they are."""
 TO_CLOSE = 20.0
 """Seconds that a worker gives its peer for closing (worker.CLOSE_SECONDS)."""
 GRACE = 8.0
@@ -50,6 +53,8 @@ INTERRUPTED_AFTER = 0.5
 """A verb that began so long before the signal was sent is the one that it meets."""
 SETTLES = 8.0
 """Seconds of a life after which what it uses is its usual."""
+READING = frozenset({"wait_for", "prefetch", "versions"})
+"""Verbs that give nothing up."""
 MAX_GROWTH = 96 << 20
 MAX_DESCRIPTORS = 256
 MAX_THREADS = 96
@@ -92,8 +97,9 @@ def violations(history: History) -> list[Violation]:
 
 @check("G1")
 def right_bytes(history: History) -> Found:
-    """Every byte that a pull brought is what its version says. Whose own memory was spoilt is
-    judged again once it has pulled anew.
+    """Every byte that a pull brought is what its version says, and what a failed one left is what
+    was there before, unless it says that it is torn. Whose own memory was spoilt is judged again
+    once it has pulled anew.
     """
     for life in history.lives.values():
         for call in life.of("replicate"):
@@ -109,7 +115,8 @@ def _is_spoilt(life: Life, call: Call) -> bool:
     assert compared is not None
     assert ended is not None
     return any(
-        spoilt.at >= call.began or (ended.up_to_date and spoilt.version == compared.version)
+        spoilt.at >= call.began - FLIPS_WITHIN
+        or ((ended.up_to_date or ended.error) and spoilt.version == compared.version)
         for spoilt in life.spoilt
         if spoilt.at <= compared.at
     )
@@ -314,10 +321,17 @@ def _is_remembered(history: History, before: Call, after: Call) -> bool:
 def fresh(history: History) -> Found:
     """Who asks for "latest" after a publish of all shards returned gets that, or newer.
 
-    Left out: cuts, and what was done to the publisher or to who asks; other zones have their time.
+    So does who asks while a replica has it that had pulled it before, whatever became of the
+    publisher (G9). Left out: cuts, and what was done to them or to who asks; other zones have
+    their time.
     """
-    published, asked_at = _published(history), _asked_at(history)
-    cuts = [spell for spell in history.spells if spell.kind in CUTS]
+    asked_at = _asked_at(history)
+    there = [
+        (version, replica, _lives_of(history, replica), since, until, zone)
+        for version, replica, since, until, zone in _published(history)
+    ]
+    there += _held(history)
+    cuts = [spell for spell in history.spells if spell.kind in PARTED]
     for call in _pulls(list(history.lives.values())):
         assert call.ended is not None
         if call.called.what != "latest" or any(
@@ -325,20 +339,21 @@ def fresh(history: History) -> Found:
         ):
             continue
         life = history.lives[call.who]
-        for version, replica, since, until, zone in published:
+        for version, replica, holders, since, until, zone in there:
             wait = 0.0 if zone == life.started.zone else ABROAD_SECONDS
             fits = since + wait < asked_at(call) and call.over < until
             if not fits or call.ended.version >= version or call.ended.epoch > 0:
                 continue
-            struck = history.done_to([*_lives_of(history, replica), *history.group_of(call.who)])
+            struck = history.done_to([*holders, *history.group_of(call.who)])
             if any(spell.overlaps(since, call.over, HEALS) for spell in struck):
                 continue
             yield (
                 call.over,
                 call.who,
                 f"got {call.ended.version}, {asked_at(call) - since:.2f} s after {version} was "
-                f"published by {replica}",
+                f"there, whole at {replica}",
             )
+            break
 
 
 def _asked_at(history: History) -> Callable[[Call], float]:
@@ -371,6 +386,33 @@ def _published(history: History) -> list[tuple[int, str, float, float, str]]:
             until = min(_withdrawn(life, call) for life, call in done)
             found.append((version, replica, since, until, lives[0].started.zone))
     return found
+
+
+def _held(history: History) -> list[tuple[int, str, list[str], float, float, str]]:
+    """(version, replica, its processes, all had it, the first may have given it up, zone)."""
+    found = []
+    for replica, lives in history.by_replica().items():
+        shards: list[list[tuple[int, str, float, float]]] = [
+            [] for _ in range(lives[0].started.num_shards)
+        ]
+        for life in lives:
+            for call in life.of("replicate"):
+                if call.ended is not None and call.succeeded and call.ended.state == "PUBLISHED":
+                    stay = (call.ended.version, life.who, call.over, _given_up(life, call))
+                    shards[life.started.shard].append(stay)
+        for parts in product(*shards):
+            since, until = max(part[2] for part in parts), min(part[3] for part in parts)
+            if len({version for version, *_ in parts}) == 1 and since < until:
+                whos = [who for _, who, *_ in parts]
+                zone = lives[0].started.zone
+                found.append((parts[0][0], replica, whos, since, until, zone))
+    return found
+
+
+def _given_up(life: Life, pull: Call) -> float:
+    """When the next verb began that may take it back; or its process ended."""
+    verbs = (c.began for c in life.calls if c.began > pull.over and c.verb not in READING)
+    return min(verbs, default=life.end)
 
 
 def _withdrawn(life: Life, publish: Call) -> float:
@@ -532,6 +574,40 @@ def lively_once_it_is_calm(history: History) -> Found:
             what = f"{last.verb} {last.called.what}" if last is not None else "no verb"
             error = last.ended.message if last is not None and last.ended is not None else "no end"
             yield until, life.who, f"nothing succeeds although it is calm; last: {what}: {error}"
+
+
+@check("G9")
+def all_know_each_other_once_it_is_calm(history: History) -> Found:
+    """Who was there all the while knows everybody of its zone who was, and nobody who is long dead.
+
+    Left out: what ends soon after a cut.
+    """
+    calm, closing = history.phases.get("calm"), history.phases.get("closing")
+    if calm is None or closing is None:
+        return
+    if any(spell.kind in CUTS and closing < spell.end + HEALS for spell in history.spells):
+        return
+    settled = [
+        life
+        for life in history.lives.values()
+        if life.end > closing
+        and not history.was_replaced(life)
+        and any(call.succeeded and call.over < calm for call in life.of("join"))
+    ]
+    gone = {life.who for life in history.lives.values() if life.end < closing - HEALS}
+    for life in settled:
+        if life.met is None:
+            continue
+        names = set(life.met.names)
+        missing = {
+            other.who
+            for other in settled
+            if other.started.zone == life.started.zone and other.end > life.met.at
+        } - names
+        if missing:
+            yield life.met.at, life.who, f"does not know {', '.join(sorted(missing))}"
+        if names & gone:
+            yield life.met.at, life.who, f"takes {', '.join(sorted(names & gone))} for alive"
 
 
 @check("G9")

@@ -19,6 +19,7 @@ from chaos.journal import (
     Exited,
     Fault,
     Listed,
+    Met,
     Phase,
     Sampled,
     Spoilt,
@@ -32,6 +33,8 @@ STARVED = frozenset({"memory pressure"})
 """Faults in which a process gets no memory: it may die of that."""
 CUTS = frozenset({"partition", "one-way partition", "cut a cable", "loss", "slow link"})
 """Faults that are done to links."""
+PARTED = CUTS - {"slow link"}
+"""Those by which some can't hear others."""
 
 DEADLY = frozenset(
     {
@@ -91,6 +94,8 @@ class Life:
     samples: list[Sampled] = field(default_factory=list)
     spoilt: list[Spoilt] = field(default_factory=list)
     looks: list[Listed] = field(default_factory=list)
+    met: Met | None = None
+    """Whom it knew when it was told to end."""
     troubles: list[Trouble] = field(default_factory=list)
     exited: Exited | None = None
 
@@ -208,6 +213,8 @@ def _take_other(found: History, event: AnyEvent) -> None:
         found.lives[event.name].samples.append(event)
     elif isinstance(event, Listed):
         found.lives[event.who].looks.append(event)
+    elif isinstance(event, Met):
+        found.lives[event.who].met = event
     elif isinstance(event, Spoilt):
         found.lives[event.who].spoilt.append(event)
     elif isinstance(event, Trouble):

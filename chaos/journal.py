@@ -6,8 +6,8 @@ processes share: so lines of different files have one order. Nobody who writes j
 judge knows nothing but these files.
 
 What a worker writes:   Started, Joined, then for each verb Called and Ended, after a pull
-                        Compared; Listed, whatever `versions` told; Trouble, when the peer's own
-                        thread met an error of the library
+                        Compared; Listed, whatever `versions` told; Met, whom it knows in the end;
+                        Trouble, when the peer's own thread met an error of the library
 What the runner writes: Fault (begin and end), Exited, Sampled, and the phases of the run
 """
 
@@ -101,6 +101,12 @@ class Listed(Event, frozen=True, kw_only=True):
     found: tuple[tuple[int, int, bool], ...]
 
 
+class Met(Event, frozen=True, kw_only=True):
+    """It is told to end, and these are the members of its zone as it knows them, by name."""
+
+    names: tuple[str, ...]
+
+
 class Spoilt(Event, frozen=True, kw_only=True):
     """Bits of the process's own tensors were flipped, on purpose: what it holds is wrong now."""
 
@@ -153,6 +159,7 @@ AnyEvent = (
     | Ended
     | Compared
     | Listed
+    | Met
     | Spoilt
     | Trouble
     | Fault

@@ -14,6 +14,7 @@ Orders: {"do": "look"}                       who I am to others just now (`Stand
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
@@ -37,6 +38,7 @@ from chaos.journal import (
     Joined,
     Journal,
     Listed,
+    Met,
     Spoilt,
     Started,
     Trouble,
@@ -162,6 +164,8 @@ class Worker:
             self.verb_now = ""
             self._failed(number, error)
             self._look_for_trouble()
+            if verb == "replicate" and self._state == "PUBLISHED":
+                self._compare(number, self.handle.version)  # no byte of it may have been touched
             raise VerbFailed(error) from error
         self._look_for_trouble()
         self._succeeded(number, result)
@@ -210,8 +214,12 @@ class Worker:
             transports=tuple(report.transport for report in result.transports),
             state=self._state,
         )
-        wrong = content.wrong(self.tensors, self.settings.shard, result.version)
-        self.write(Compared, call=number, version=result.version, wrong=wrong)
+        self._compare(number, result.version)
+
+    def _compare(self, number: int, version: int | None) -> None:
+        if version is not None:
+            wrong = content.wrong(self.tensors, self.settings.shard, version)
+            self.write(Compared, call=number, version=version, wrong=wrong)
 
     @property
     def _state(self) -> str:
@@ -362,5 +370,9 @@ class Worker:
         return len(taken)
 
     def _do_end(self) -> bool:
+        if hasattr(self, "peer"):
+            with contextlib.suppress(th.PeerClosed):
+                names = tuple(member.name for member in self.peer.members())
+                self.write(Met, names=names)
         self.stop.set()
         return True

@@ -22,6 +22,7 @@ from chaos.journal import (
     Fault,
     Journal,
     Listed,
+    Met,
     Phase,
     Sampled,
     Spoilt,
@@ -225,6 +226,12 @@ def deaf_to_ctrl_c(story: Story) -> None:
     story.fault("Ctrl-C in a verb", ("r.1",), 4.0, 4.1)
 
 
+def halves(story: Story) -> None:
+    for who, names in (("t.1", ("t.1",)), ("r.1", ("t.1", "r.1"))):
+        story.verb(who, "join", "", 0.1, 0.2)
+        story.events.append(Met(at=10.0, who=who, names=names))
+
+
 def for_no_reason(story: Story) -> None:
     """What is newer than 1 is published while it waits, and it is not told."""
     story.verb("r.1", "wait_for", 1, 4.0, 9.0, timeout=5.0, error="Timeout")
@@ -272,6 +279,7 @@ BROKEN: list[tuple[Callable[[Story], None], str]] = [
     (deaf_to_sigterm, "who_is_told_to_stop_does"),
     (deaf_to_ctrl_c, "who_is_told_to_stop_does"),
     (untyped, "only_typed_errors"),
+    (halves, "all_know_each_other_once_it_is_calm"),
     (for_no_reason, "nothing_fails_without_a_cause"),
     (dull, "lively_once_it_is_calm"),
     (a_crash, "every_end_is_one_that_was_meant"),
@@ -391,6 +399,47 @@ def test_a_slow_pull_is_a_sign_of_life(began: float, over: float, lively: bool) 
     story.exit("d.1", 11.0, 0)
     story.pull("d.1", 1, began, over, what=1)
     assert ("lively_once_it_is_calm" not in story.found()) is lively
+
+
+@pytest.mark.parametrize(("state", "found"), [("PUBLISHED", True), ("TORN", False)])
+def test_a_failed_pull_leaves_what_was_there_or_says_that_it_is_torn(
+    state: str, found: bool
+) -> None:
+    story = calm_run()
+    story.verb("r.1", "replicate", 7, 5.8, 5.9, error="Timeout", state=state)
+    if state == "PUBLISHED":
+        compared = Compared(at=5.9, who="r.1", call=story.calls, version=2, wrong=("layer0",))
+        story.events.append(compared)
+    assert ("right_bytes" in story.found()) is found
+
+
+def test_bits_that_flip_when_a_pull_has_just_begun_are_not_the_pulls() -> None:
+    story = calm_run()
+    story.events.append(Spoilt(at=5.79, who="r.1", version=1))
+    story.pull("r.1", 2, 5.8, 5.9, wrong=("layer0",))
+    assert story.found() == set()
+
+
+@pytest.mark.parametrize(("until", "stale"), [(9.0, True), (6.0, False)])
+def test_what_others_hold_is_found_without_its_publisher(until: float, stale: bool) -> None:
+    """One that has the newest, and gives it up or not, while the next one asks."""
+    story = calm_run()
+    for who in ("h.1", "s.1"):
+        story.start(who)
+        story.exit(who, 11.0, 0)
+    story.pull("h.1", 2, 5.1, 5.2, state="PUBLISHED")
+    story.verb("h.1", "unpublish", "", until, until + 0.1)
+    story.pull("s.1", 1, 7.5, 7.9)
+    assert ("fresh" in story.found()) is stale
+
+
+def test_the_long_dead_are_not_among_the_living() -> None:
+    story = calm_run()
+    story.start("x.1", at=-20.0, role="elastic")
+    story.exit("x.1", -10.0, 0)
+    story.verb("r.1", "join", "", 0.1, 0.2)
+    story.events.append(Met(at=10.0, who="r.1", names=("t.1", "r.1", "x.1")))
+    assert story.found() == {"all_know_each_other_once_it_is_calm"}
 
 
 # --- what is not promised ---
