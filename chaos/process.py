@@ -23,6 +23,9 @@ from chaos.journal import Trouble
 from chaos.programs import PROGRAMS
 from chaos.worker import CLOSE_SECONDS, Settings, VerbFailed, Worker
 
+LET_GO_SECONDS = 3.0
+"""Until what a closed peer had is gone: it waits for no thread that writes nothing any more."""
+
 
 def sleep_without_the_clock() -> None:
     """libfaketime spoils `time.sleep` where it leaves the monotonic clock alone: EINVAL."""
@@ -41,6 +44,23 @@ def wait_for_sigterm() -> None:
             time.sleep(1.0)  # the signal comes meanwhile
 
 
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def left_behind(before: int) -> str:
+    """What is still there of a closed peer `LET_GO_SECONDS` later; "" if nothing is."""
+    until = time.monotonic() + LET_GO_SECONDS
+    while True:
+        threads = [t.name for t in threading.enumerate() if t.name.startswith("tensorhub")]
+        more = descriptors() - before
+        if not threads and more <= 0:
+            return ""
+        if time.monotonic() > until:
+            return f"threads {threads}, {more} descriptors more than before it"
+        time.sleep(0.05)
+
+
 def main() -> None:
     if "FAKETIME_TIMESTAMP_FILE" in os.environ:
         sleep_without_the_clock()
@@ -49,6 +69,7 @@ def main() -> None:
     settings = msgspec.json.decode(sys.argv[1].encode(), type=Settings)
     bugs.plant(settings.bug)
     worker = Worker(settings)
+    before = descriptors()
     signal.signal(signal.SIGINT, worker.interrupted)
     threading.Thread(target=worker.obey, name="chaos-orders", daemon=True).start()
     code = 0
@@ -59,16 +80,15 @@ def main() -> None:
         code = 0 if worker.stop.is_set() else 2
         if not isinstance(failed.error, th.TensorHubError | KeyboardInterrupt):
             code = 4
-    closing = time.monotonic()
     try:
         worker.close()
     except VerbFailed as failed:
         if not isinstance(failed.error, th.RetentionLost):
             code = 5
     wait_for_sigterm()
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("tensorhub")]
-    if left and time.monotonic() - closing < CLOSE_SECONDS:
-        worker.write(Trouble, what=f"threads that outlive the peer: {left}")
+    stays = left_behind(before)
+    if stays:
+        worker.write(Trouble, what=f"what outlives the peer: {stays}")
     sys.stdout.flush()
     os._exit(code)
 

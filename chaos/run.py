@@ -271,10 +271,10 @@ def carry_out(plan: Plan, directory: Path, *, bed: bool, say: Callable[[str], No
         finally:
             arena.close()
         for name in set(os.listdir("/dev/shm")) - shared:
-            if not name.startswith(FAKETIME_FILES):
-                arena.write(Trouble, what=f"left behind in /dev/shm: {name}")
-            elif int(name.rpartition("_")[2]) in arena.pids:
+            if name.startswith(FAKETIME_FILES) and int(name.rpartition("_")[2]) in arena.pids:
                 os.unlink(f"/dev/shm/{name}")  # it leaves them behind when its process is killed
+            elif not name.startswith((*FAKETIME_FILES, "sem.mp-")):  # those are of other programs
+                arena.write(Trouble, what=f"left behind in /dev/shm: {name}")
         arena.write(Phase, phase="over", detail=", ".join(leaked))
     finally:
         if testbed is not None:
