@@ -222,8 +222,8 @@ def deaf_to_sigterm(story: Story) -> None:
 
 
 def deaf_to_ctrl_c(story: Story) -> None:
-    story.verb("r.1", "replicate", "latest", 3.1, 9.5, timeout=20.0, error="Timeout")
-    story.fault("Ctrl-C in a verb", ("r.1",), 4.0, 4.1)
+    story.verb("r.1", "replicate", "latest", 0.3, 9.9, timeout=20.0, error="Timeout")
+    story.fault("Ctrl-C in a verb", ("r.1",), 1.0, 1.1)
 
 
 def halves(story: Story) -> None:
