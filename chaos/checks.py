@@ -37,6 +37,8 @@ TO_CLOSE = 20.0
 GRACE = 8.0
 """Seconds after its deadline within which a verb ends: two for the lease of its readers, the others
 as the machine may be full."""
+PROMPT = 4.0
+"""Seconds within which a signal is obeyed on such a machine."""
 ABROAD_SECONDS = 7.0
 """Within which other zones see a version; with two for a full machine."""
 HEALS = 12.0
@@ -525,7 +527,9 @@ def _slept(history: History, who: str, since: float, until: float) -> float:
 
 @check("G8")
 def who_is_told_to_stop_does(history: History) -> Found:
-    """SIGTERM ends the process within the time that it has for closing, and Ctrl-C its verb."""
+    """SIGTERM ends the process within the time that it has for closing, and no verb that begins
+    meanwhile succeeds; Ctrl-C ends the verb that runs.
+    """
     closing = history.phases.get("closing", history.last)
     for spell in history.spells:
         for life in (history.lives[who] for who in spell.begin.targets if who in history.lives):
@@ -534,12 +538,22 @@ def who_is_told_to_stop_does(history: History) -> Found:
                 due = at + TO_CLOSE + _slept(history, life.who, at, life.end) + GRACE
                 if due < min(life.end, closing):
                     yield due, life.who, f"SIGTERM at {at:.1f} has not ended it"
+                late = next((c for c in life.calls if _goes_on(history, c, at)), None)
+                if late is not None:
+                    what = f"{late.verb} {late.called.what}"
+                    yield late.over, life.who, f"{what}, {late.began - at:.1f} s after SIGTERM"
             for call in life.calls if spell.kind == INTERRUPTED else ():
-                due = at + _slept(history, life.who, at, call.over) + GRACE
+                due = at + _slept(history, life.who, at, call.over) + PROMPT
                 if call.began < at - INTERRUPTED_AFTER and due < min(
                     call.over, life.end, history.last
                 ):
                     yield due, life.who, f"Ctrl-C has not ended {call.verb} {call.called.what}"
+
+
+def _goes_on(history: History, call: Call, since: float) -> bool:
+    """Whether it began well after that, and succeeded all the same."""
+    slept = _slept(history, call.who, since, call.began)
+    return call.began > since + slept + PROMPT and call.succeeded and call.verb != "close"
 
 
 @check("G8")
@@ -563,7 +577,7 @@ def lively_once_it_is_calm(history: History) -> Found:
     if calm is None or closing is None:
         return
     for life in history.lives.values():
-        if life.end < closing or life.started.at > calm:
+        if life.end < closing or life.started.role == "elastic" or life.started.at > calm:
             continue
         if history.was_replaced(life):
             continue

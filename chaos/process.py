@@ -6,6 +6,7 @@ is one of the library's; 3 whoever started it is gone; 4 any other error; 5 clos
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import select
@@ -23,8 +24,14 @@ from chaos.journal import Trouble
 from chaos.programs import PROGRAMS
 from chaos.worker import CLOSE_SECONDS, Settings, VerbFailed, Worker
 
+PR_SET_PDEATHSIG = 1
 LET_GO_SECONDS = 3.0
 """Until what a closed peer had is gone: it waits for no thread that writes nothing any more."""
+
+
+def die_with_the_runner() -> None:
+    """Also if this process is stopped then: it can't see the end of its stdin."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def sleep_without_the_clock() -> None:
@@ -64,6 +71,7 @@ def left_behind(before: int) -> str:
 def main() -> None:
     if "FAKETIME_TIMESTAMP_FILE" in os.environ:
         sleep_without_the_clock()
+    die_with_the_runner()
     faulthandler.enable()  # who dies of a signal says in its log where it was
     faulthandler.register(signal.SIGUSR1)
     settings = msgspec.json.decode(sys.argv[1].encode(), type=Settings)

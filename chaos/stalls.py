@@ -91,17 +91,20 @@ def longest(history: History, began: float, seed: int) -> dict[str, Stall]:
 
 
 def pulls_of(history: History) -> list[Pull]:
-    """In the order in which they began, once all workers are there (before, there may be nothing).
+    """In the order in which they began, from when all workers were there until they are to end.
 
     Left out: those that died with their process.
     """
     lives, begun = history.lives, history.phases.get("begun", -inf)
+    closing = history.phases.get("closing", inf)
     pulls: list[Pull] = []
     failed: dict[str, Pull] = {}
     """By who: the last one, if it failed; the next one goes on with it."""
     for call in sorted(history.calls, key=lambda call: call.began):
         died = call.ended is None and lives[call.who].exited is not None
-        if call.verb != "replicate" or call.called.what != "latest" or died or call.began < begun:
+        if call.verb != "replicate" or call.called.what != "latest" or died:
+            continue
+        if call.began < begun or call.over > closing:
             continue
         before = failed.pop(call.who, None)
         seconds = min(call.over, history.last) - call.began

@@ -305,11 +305,13 @@ class Worker:
 
     def obey(self) -> None:
         """Until stdin ends; then the process does."""
-        for line in sys.stdin:
-            order = msgspec.json.decode(line)
-            done = getattr(self, f"_do_{order.pop('do')}")(**order)
-            os.write(1, msgspec.json.encode(done) + b"\n")
-        os._exit(3)
+        try:
+            for line in sys.stdin:
+                order = msgspec.json.decode(line)
+                done = getattr(self, f"_do_{order.pop('do')}")(**order)
+                os.write(1, msgspec.json.encode(done) + b"\n")
+        finally:  # whoever gives orders is gone: so is their pipe, or the other one
+            os._exit(3)
 
     def _do_look(self) -> Standing:
         if not hasattr(self, "peer"):

@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from tensorhub_p2p.config import Config, ConfigError
-from tensorhub_p2p.errors import RetentionLost, TensorHubError
+from tensorhub_p2p.errors import PeerClosed, RetentionLost, TensorHubError, Timeout
 from tensorhub_p2p.explaining import explain
 from tensorhub_p2p.handle import ShardHandle
 from tensorhub_p2p.options import (
@@ -100,7 +100,8 @@ class Peer:
             join_timeout,
         )
         self._handles: list[ShardHandle] = []
-        self._closing = threading.Lock()
+        self._closing = threading.RLock()
+        """A signal handler may close the peer in the middle of anything that its thread does."""
         self._closed = False
         check_seeds(self.options.bind, self.options.advertise, self.options.seeds)
         self._driver = _start(self.options, config or Config())
@@ -197,10 +198,19 @@ class Peer:
         name = checked_name("replica", replica or f"{self.options.name}-{secrets.token_hex(4)}")
         slot = Slot(Group(model, name), shard)
         handle = ShardHandle(self._driver, slot, num_shards, spot=spot, retain=wanted)
-        handle._claim(timeout, elastic=replica is None)
-        self._handles = [kept for kept in self._handles if kept.state is not HandleState.CLOSED]
-        self._handles.append(handle)
-        return handle
+        try:
+            handle._claim(timeout, elastic=replica is None)
+        except Timeout:
+            if self._closed:
+                raise PeerClosed(f"open of {slot}: the peer was closed meanwhile") from None
+            raise
+        with self._closing:
+            if not self._closed:
+                open_now = [h for h in self._handles if h.state is not HandleState.CLOSED]
+                self._handles = [*open_now, handle]
+                return handle
+        handle.close(timeout)  # whoever closed the peer did not know of it
+        raise PeerClosed(f"open of {slot}: the peer was closed meanwhile")
 
     # --- the end -------------------------------------------------------------------------
 

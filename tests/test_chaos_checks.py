@@ -221,6 +221,15 @@ def deaf_to_sigterm(story: Story) -> None:
     story.exit("x.1", 41.0, 0)
 
 
+def busy_after_sigterm(story: Story) -> None:
+    """It is killed before it would have had to end."""
+    story.start("x.1", role="elastic")
+    story.fault("SIGTERM in a verb", ("x.1",), 1.6, 2.0)
+    story.pull("x.1", 2, 6.0, 6.1)
+    story.fault("kill a puller", ("x.1",), 6.5, 7.0)
+    story.exit("x.1", 6.5, -9)
+
+
 def deaf_to_ctrl_c(story: Story) -> None:
     story.verb("r.1", "replicate", "latest", 0.3, 9.9, timeout=20.0, error="Timeout")
     story.fault("Ctrl-C in a verb", ("r.1",), 1.0, 1.1)
@@ -277,6 +286,7 @@ BROKEN: list[tuple[Callable[[Story], None], str]] = [
     (replaced, "who_was_replaced_changes_nothing"),
     (endless, "no_hang"),
     (deaf_to_sigterm, "who_is_told_to_stop_does"),
+    (busy_after_sigterm, "who_is_told_to_stop_does"),
     (deaf_to_ctrl_c, "who_is_told_to_stop_does"),
     (untyped, "only_typed_errors"),
     (halves, "all_know_each_other_once_it_is_calm"),

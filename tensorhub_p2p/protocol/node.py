@@ -20,7 +20,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from tensorhub_p2p.config import Config
-from tensorhub_p2p.errors import StateError, TensorHubError
+from tensorhub_p2p.errors import PeerClosed, StateError, TensorHubError
 from tensorhub_p2p.protocol.abroad.abroad import Abroad
 from tensorhub_p2p.protocol.abroad.retained import Retained
 from tensorhub_p2p.protocol.abroad.zone_liveness import ZoneLiveness
@@ -198,6 +198,11 @@ class Node:
         `elastic`: its replica's name is made up, and never used again.
         """
         self._forget_closed()
+        if self.custody.leaving:
+            self.outbox.emit(
+                Failed(number, PeerClosed(f"open of {slot}: its peer is being closed"))
+            )
+            return
         if slot in self.shards:
             state = "being closed" if self.shards[slot].closed else "open"
             why = f"{slot} is {state} in this peer: open it once its handle's close() has returned"
@@ -287,8 +292,13 @@ class Node:
         self._settle(now)
 
     def leave_well(self, now: float, number: VerbId, deadline: float) -> None:
-        """Promise and keep nothing from now on, and hand on what is kept. Done(what was lost)."""
+        """Open, promise and keep nothing from now on, and hand on what is kept.
+
+        Done(what was lost). Who is still claiming a slot gives it up.
+        """
         self._leaving.begin(now, number, deadline)
+        for shard in list(self.shards.values()):
+            shard.interrupt_open(now)
         self._settle(now)
 
     def offloaded(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from steps import (
@@ -24,6 +26,7 @@ from steps import (
 from workers import Worker
 
 import tensorhub_p2p as th
+from tensorhub_p2p.protocol.groups.slots import SlotClaimer
 
 StartPeer = Callable[..., th.Peer]
 TakeWorkers = Callable[[int], list[Worker]]
@@ -152,6 +155,46 @@ def test_the_last_peer_of_all_does_not_wait_for_somebody_to_take_over(peer: Star
 
 
 # --- processes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["it waits for its slot", "it has just got it"])
+def test_a_peer_that_closes_opens_nothing_any_more(
+    peer: StartPeer, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    stays, goes = peer(name="stays"), peer(name="goes")
+    begun, closed = threading.Event(), threading.Event()
+    claim = th.ShardHandle._claim
+    if when == "it waits for its slot":  # its predecessor is silent
+        monkeypatch.setattr(SlotClaimer, "start", lambda _claimer, _now: begun.set())
+
+    def claimed(handle: th.ShardHandle, timeout: float, *, elastic: bool) -> None:
+        claim(handle, timeout, elastic=elastic)
+        begun.set()
+        assert closed.wait(PATIENCE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(th.ShardHandle, "_claim", claimed)
+        with ThreadPoolExecutor(1) as threads:
+            opened = threads.submit(goes.open, "m", replica="r", timeout=600.0)
+            assert begun.wait(PATIENCE)
+            closing = threads_close(goes)
+            while not goes._driver.closing:
+                time.sleep(0.01)
+            closed.set()
+            with pytest.raises(th.PeerClosed, match="closed"):
+                opened.result(PATIENCE)
+            closing.join(PATIENCE)  # of the ten minutes that it has
+            assert not closing.is_alive()
+    with pytest.raises(th.PeerClosed):
+        goes.open("m", replica="other")
+    monkeypatch.undo()
+    assert handle_of(stays, "r", timeout=PATIENCE).state is th.HandleState.REGISTERED
+
+
+def threads_close(leaver: th.Peer) -> threading.Thread:
+    thread = threading.Thread(target=leaver.close, args=(600.0,), daemon=True)
+    thread.start()
+    return thread
 
 
 def test_sigterm_hands_over_what_only_that_process_held(

@@ -168,6 +168,12 @@ class ShardNode(Machines):
         """Nobody waits for this verb any more."""
         deadlines.interrupt(self, now, number)
 
+    def interrupt_open(self, now: float) -> None:
+        """Give the slot up, if it is still being claimed."""
+        verb = self.running.verb
+        if verb is not None and verb.name == "open":
+            deadlines.interrupt(self, now, verb.number)
+
     @property
     def is_over(self) -> bool:
         """It is closed, and nothing of it goes on."""
