@@ -2,7 +2,8 @@
 
 Rules of this file. A check reads a history and yields violations. Where a guarantee has limits,
 the check has the same, and says so: it accuses nobody for what is not promised, and leaves out
-what it can't tell. Each is seen to find a deliberate bug (bugs.py).
+what it can't tell. Each is seen to find something (tests/test_chaos_checks.py), and some of them
+deliberate bugs in real runs (bugs.py).
 """
 
 from __future__ import annotations
