@@ -6,6 +6,8 @@ import os
 import random
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -17,6 +19,7 @@ from runtime_echo import EchoPeer, eventually
 
 from tensorhub_p2p.protocol.envelope import MAX_MESSAGE_BYTES, WIRE_VERSION, Envelope, encode
 from tensorhub_p2p.protocol.identity import PeerId
+from tensorhub_p2p.runtime.security import secure
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
 
@@ -54,6 +57,73 @@ def test_garbage_on_the_port_harms_nobody(pair: tuple[EchoPeer, EchoPeer], garba
             a.reach(b)
     assert b.control.fault_count == 0
     assert _peak_memory() - before < 32 << 20
+
+
+OLD_GREETING = b"\x01\x00"
+"""Of ZMTP 1.0: an identity of no bytes. Most garbage looks like one, too."""
+
+
+def test_handshakes_of_old_protocols_are_refused(pair: tuple[EchoPeer, EchoPeer]) -> None:
+    """In the middle of one libzmq aborts the process when the socket is closed."""
+    _, b = pair
+    with connect(b) as stranger:
+        stranger.sendall(OLD_GREETING)
+        while stranger.recv(4096):  # until it hangs up
+            pass
+
+
+@pytest.mark.parametrize("kind", [zmq.ROUTER, zmq.DEALER])
+def test_they_are_refused_where_we_dial_too(kind: int) -> None:
+    context = zmq.Context()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dialling = context.socket(kind)
+        secure(dialling, None, server=False)
+        dialling.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        answering, _ = server.accept()
+        with answering:
+            answering.settimeout(5)
+            answering.sendall(OLD_GREETING)
+            while answering.recv(4096):
+                pass
+        dialling.close(0)
+    context.term()
+
+
+CLOSES_AMID_GARBAGE = """
+import os, random, socket, threading, time, zmq
+from tensorhub_p2p.runtime.security import secure
+server = socket.create_server(("127.0.0.1", 0))
+
+def talk(connection):
+    try:
+        connection.sendall(b"HTTP/1.1 400 Bad Request\\r\\n\\r\\n" + os.urandom(200))
+        time.sleep(random.uniform(0, 0.02))
+        connection.sendall(os.urandom(400))
+        connection.recv(4096)
+    except OSError:
+        pass  # it hung up
+    connection.close()
+
+def serve():
+    while True:
+        threading.Thread(target=talk, args=server.accept()[:1], daemon=True).start()
+
+threading.Thread(target=serve, daemon=True).start()
+context, until = zmq.Context(), time.monotonic() + 3.0
+while time.monotonic() < until:
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.LINGER, 0)
+    secure(router, None, server=False)
+    for _ in range(4):
+        router.connect("tcp://127.0.0.1:{}".format(server.getsockname()[1]))
+    time.sleep(random.uniform(0, 0.01))
+    router.close()
+"""
+
+
+def test_who_hangs_up_on_a_stranger_lives_on() -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSES_AMID_GARBAGE], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_half_open_connections_are_dropped_after_the_handshake_time(

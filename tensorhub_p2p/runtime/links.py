@@ -313,8 +313,7 @@ def _receiving_socket(
     socket.setsockopt(zmq.BACKLOG, config.listen_backlog)
     for option, value in _KEEPALIVE.items():
         socket.setsockopt(option, value)
-    if keys is not None:
-        secure(socket, keys, server=True)
+    secure(socket, keys, server=True)
     return socket
 
 

@@ -280,8 +280,7 @@ def _dialling_socket(
     socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(config.heartbeat_interval * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(config.heartbeat_timeout * 1000))
-    if keys is not None:
-        secure(socket, keys, server=False)
+    secure(socket, keys, server=False)
     return socket
 
 

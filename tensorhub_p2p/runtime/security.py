@@ -44,8 +44,17 @@ def curve_keys(secret: str) -> tuple[bytes, bytes]:
     return z85.encode(credentials.curve_public), z85.encode(credentials.curve_secret)
 
 
-def secure(socket: zmq.Socket[bytes], keys: tuple[bytes, bytes], *, server: bool) -> None:
-    """Make a socket speak CURVE with the cluster's keys, before it binds or connects."""
+def secure(socket: zmq.Socket[bytes], keys: tuple[bytes, bytes] | None, *, server: bool) -> None:
+    """Make a socket speak CURVE with the cluster's keys, if there are any, before it is used.
+
+    Without, it still refuses the handshakes of ZMTP 1 and 2, which no peer speaks: a stranger's
+    first bytes are likely to look like one, and libzmq 4.3.5 aborts the process if it is in the
+    middle of such a one as the socket is closed, or disconnects there (zmtp_engine.cpp:422). A ZAP
+    domain has it refuse them; as there is no handler, nobody is asked.
+    """
+    if keys is None:
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"tensorhub")
+        return
     public, private = keys
     socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, private)

@@ -400,6 +400,5 @@ def _watching_socket(
     watching.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
     for option, value in _KEEPALIVE.items():
         watching.setsockopt(option, value)
-    if keys is not None:
-        secure(watching, keys, server=False)
+    secure(watching, keys, server=False)
     return watching
