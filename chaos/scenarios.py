@@ -105,6 +105,27 @@ SCENARIOS: dict[str, Scenario] = {
         bug="who_was_replaced_goes_on",
         finds="who_was_replaced_changes_nothing",
     ),
+    "no-descriptors": Scenario(
+        "descriptors run out, and are there again: then everything works, copies too",
+        (*KEPT, rollout(1), rollout(2)),
+        faults=every(5.0, "descriptors used up", 30.0),
+        seconds=34.0,
+        calm=16.0,
+    ),
+    "strangers": Scenario(
+        "something else answers where seeds were, and is hung up on",
+        SPARE,
+        faults=every(4.0, "a stranger on a seed's port", 30.0),
+        seconds=34.0,
+        calm=16.0,
+    ),
+    "told-to-end": Scenario(
+        "SIGTERM in the middle of each verb",
+        REPLACEABLE,
+        faults=every(3.0, "SIGTERM in a verb", 30.0),
+        seconds=34.0,
+        calm=16.0,
+    ),
     "retained": Scenario("old versions are asked for", KEPT, seconds=16.0),
     "bug-digest": Scenario(
         "bits flip in sources, and nobody compares digests",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from itertools import pairwise
@@ -83,6 +85,19 @@ def test_the_digester_takes_each_chunk_once() -> None:
     scratch = Scratch()
     assert done.digests == {c: digest(region, c, scratch) for c in range(5)}
     assert sorted(done.order) == list(range(5))
+
+
+def test_digests_are_taken_where_no_descriptor_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that is out of them for a while is not without digests for ever."""
+
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    digester, done = Digester(), Collected()
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    digester.submit(flat(5), range(5), done)
+    done.wait(5)
+    digester.close()
 
 
 def test_chunks_that_somebody_asked_for_come_first_across_jobs() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -158,6 +160,19 @@ def test_memory_that_is_not_there_is_told_and_the_next_copy_is_made(
         )
     bench.offloads.copy(SLOT, SECOND, PUBLICATION, bench.region)
     assert bench.node.next()[:2] == ("offloaded", SECOND)
+
+
+def test_copies_are_made_where_no_descriptor_is_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that is out of them for a while is not without copies for ever."""
+
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    bench.offloads.copy(SLOT, KEEP, PUBLICATION, bench.region)
+    assert bench.node.next()[:2] == ("offloaded", KEEP)
 
 
 def test_after_stop_no_byte_is_copied_from_the_slot(bench: Bench, gate: Gate) -> None:

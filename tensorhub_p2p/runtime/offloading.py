@@ -96,6 +96,8 @@ class Offloads:
         self._kept: dict[Slot, tuple[HostMemory, Exported]] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
+        # Made here: a thread that found no descriptor left would end, and no copy be made any more.
+        self._scratch = Scratch()
 
     # --- from the control thread ---------------------------------------------------------
 
@@ -129,10 +131,11 @@ class Offloads:
                 return
             self._jobs.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._work, name="tensorhub_p2p-offload", daemon=True
                 )
-                self._thread.start()
+                thread.start()
+                self._thread = thread
             self._changed.notify_all()
 
     # --- from any thread -----------------------------------------------------------------
@@ -179,6 +182,7 @@ class Offloads:
             thread = self._thread
         if thread is not None:
             thread.join()
+        self._scratch.close()
         while self._kept:
             _, (memory, exported) = self._kept.popitem()
             _end(memory, exported)
@@ -186,15 +190,11 @@ class Offloads:
     # --- the thread ----------------------------------------------------------------------
 
     def _work(self) -> None:
-        scratch = Scratch()
-        try:
-            while (job := self._next()) is not None:
-                if isinstance(job, _Free):
-                    self._free(job.keep)
-                else:
-                    self._copy(job, scratch)
-        finally:
-            scratch.close()
+        while (job := self._next()) is not None:
+            if isinstance(job, _Free):
+                self._free(job.keep)
+            else:
+                self._copy(job)
 
     def _next(self) -> _Copy | _Free | None:
         with self._changed:
@@ -207,11 +207,11 @@ class Offloads:
                 self._copying = job
             return job
 
-    def _copy(self, job: _Copy, scratch: Scratch) -> None:
+    def _copy(self, job: _Copy) -> None:
         memory: HostMemory | None = None
         try:
             memory = HostMemory(job.region.layout)
-            digests = self._copy_into(job, memory, scratch)
+            digests = self._copy_into(job, memory)
         except Exception as error:  # noqa: BLE001  whatever it was, the version stays published
             if memory is not None:
                 memory.free()
@@ -219,7 +219,7 @@ class Offloads:
         else:
             self.keep(job.keep, memory, digests)
 
-    def _copy_into(self, job: _Copy, memory: HostMemory, scratch: Scratch) -> tuple[bytes, ...]:
+    def _copy_into(self, job: _Copy, memory: HostMemory) -> tuple[bytes, ...]:
         digests = []
         for chunk in range(job.region.layout.num_chunks):
             with self._changed:
@@ -227,7 +227,7 @@ class Offloads:
                     raise InterruptedError(f"{job.publication} was withdrawn from {job.slot}")
                 self._reading = True
             try:
-                digests.append(copy_chunk(job.region, memory, chunk, scratch))
+                digests.append(copy_chunk(job.region, memory, chunk, self._scratch))
             finally:
                 with self._changed:
                     self._reading = False

@@ -175,6 +175,8 @@ class Digester:
         self._running: DigestJob | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        # Made here: a thread that found no descriptor left would end, and none be taken any more.
+        self._scratch = Scratch()
 
     def submit(
         self, region: Region, chunks: Iterable[int], done: Callable[[int, bytes], None]
@@ -189,10 +191,11 @@ class Digester:
             if self._closed:
                 raise StateError("the peer is closed: no more digests are taken")
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._work, name="tensorhub_p2p-digest", daemon=True
                 )
-                self._thread.start()
+                thread.start()
+                self._thread = thread
             self._jobs.append(job)
             self._changed.notify_all()
         return job
@@ -204,8 +207,10 @@ class Digester:
             self._jobs.clear()
             self._changed.notify_all()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is not threading.current_thread():
+            if thread is not None:
+                thread.join()
+            self._scratch.close()
 
     def _prefer(self, job: DigestJob, chunks: Iterable[int]) -> None:
         with self._changed:
@@ -222,19 +227,15 @@ class Digester:
         job._untold.clear()
 
     def _work(self) -> None:
-        scratch = Scratch()
-        try:
-            while (step := self._take()) is not None:
-                job, chunk = step
-                try:
-                    taken = digest(job._region, chunk, scratch)
-                    job._taken(chunk, taken, self._news_interval)
-                except Exception as error:  # noqa: BLE001  a job's fault must not end the others
-                    job.failure = error
-                    _log.exception("taking digests of %r ended early", job._region.layout)
-                self._finished(job)
-        finally:
-            scratch.close()
+        while (step := self._take()) is not None:
+            job, chunk = step
+            try:
+                taken = digest(job._region, chunk, self._scratch)
+                job._taken(chunk, taken, self._news_interval)
+            except Exception as error:  # noqa: BLE001  a job's fault must not end the others
+                job.failure = error
+                _log.exception("taking digests of %r ended early", job._region.layout)
+            self._finished(job)
 
     def _take(self) -> tuple[DigestJob, int] | None:
         """The next chunk to take, waiting for one; None when closed."""

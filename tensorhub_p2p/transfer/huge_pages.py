@@ -193,10 +193,11 @@ class HugePages:
                 return
             self._waiting.append(region)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._work, name="tensorhub_p2p-huge-pages", daemon=True
                 )
-                self._thread.start()
+                thread.start()
+                self._thread = thread
 
     def forget(self, region: Region) -> None:
         """On return no memory of this region is being advised, or will be. Harmless if unknown."""
