@@ -19,7 +19,7 @@ from chaos.scenarios import MEASURED, SCENARIOS
 from chaos.timeline import write_timeline
 
 SMOKE_ROUNDS, SMOKE_SECONDS, SMOKE_WORKERS = 2, 36.0, 12
-FULL_ROUNDS, FULL_SECONDS, FULL_WORKERS = 8, 70.0, 20
+FULL_ROUNDS, FULL_SECONDS, FULL_WORKERS = 7, 70.0, 20
 SOAK_SECONDS = 600.0
 CALM_SECONDS = 16.0
 PAUSE_SECONDS = 1.7
@@ -42,7 +42,7 @@ def smoke(seed: Seed = 0, out: Out = OUT, plain: Plain = False) -> None:
 
 @app.command()
 def full(seed: Seed = 0, out: Out = OUT, plain: Plain = False) -> None:
-    """Eight runs of twenty workers, over 300 faults, and three named ones: under twenty minutes."""
+    """Seven runs of twenty workers, over 300 faults, and three named ones: under twenty minutes."""
     seeds = _seeds(seed, FULL_ROUNDS)
     rounds = _rounds("full", seeds, FULL_SECONDS, FULL_WORKERS, out, plain=plain)
     named = {name: _play_scenario(name, _directory(out, name), plain=plain) for name in MEASURED}

@@ -364,7 +364,11 @@ def clock_jump(arena: Arena, rng: random.Random) -> Iterator[Struck]:
 
 @fault("memory pressure", needs="cgroup")
 def memory_pressure(arena: Arena, rng: random.Random) -> Iterator[Struck]:
-    """It gets hardly a page more than it has: whatever asks for one waits."""
+    """It gets hardly a page more than it has: whatever asks for one waits. Then it is killed.
+
+    As the kernel does it to who goes on asking: and where that refuses, libzmq aborts, and Python's
+    `Thread.start` waits for ever for a thread that could not begin.
+    """
     name = choose(arena, rng)
     life = arena.lives[name]
     group = CGROUPS / f"thub-chaos-{os.getpid()}-{life.process.pid}"
@@ -375,6 +379,10 @@ def memory_pressure(arena: Arena, rng: random.Random) -> Iterator[Struck]:
         (group / "cgroup.procs").write_text(str(life.process.pid))
         yield Struck((life.who,), log_uniform(rng, 1.0, 10.0))
         (group / "memory.limit_in_bytes").write_text("-1")
+        if arena.lives.get(name) is life:
+            arena.kill(name)
+        if not arena.alive(name):
+            arena.start(name)
     finally:
         if life.process.poll() is None:
             (CGROUPS / "cgroup.procs").write_text(str(life.process.pid))

@@ -48,9 +48,10 @@ DEADLY = frozenset(
         "kill all gateways",
         "a stranger on a seed's port",
         "/dev/shm is full",
+        "memory pressure",
     }
 )
-"""Faults that begin with kill -9."""
+"""Faults that begin, or end, with kill -9."""
 USURPED = frozenset({"usurp a slot"})
 """Its former process is killed some time after the fault."""
 STRANGERS = frozenset({"a stranger on a seed's port"})
