@@ -97,7 +97,7 @@ class Offloads:
         self._thread: threading.Thread | None = None
         self._closed = False
         # Made here: a thread that found no descriptor left would end, and no copy be made any more.
-        self._scratch = Scratch()
+        self._scratch: Scratch | None = Scratch()
 
     # --- from the control thread ---------------------------------------------------------
 
@@ -182,7 +182,9 @@ class Offloads:
             thread = self._thread
         if thread is not None:
             thread.join()
-        self._scratch.close()
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            scratch.close()
         while self._kept:
             _, (memory, exported) = self._kept.popitem()
             _end(memory, exported)
@@ -190,11 +192,13 @@ class Offloads:
     # --- the thread ----------------------------------------------------------------------
 
     def _work(self) -> None:
+        scratch = self._scratch
+        assert scratch is not None
         while (job := self._next()) is not None:
             if isinstance(job, _Free):
                 self._free(job.keep)
             else:
-                self._copy(job)
+                self._copy(job, scratch)
 
     def _next(self) -> _Copy | _Free | None:
         with self._changed:
@@ -207,11 +211,11 @@ class Offloads:
                 self._copying = job
             return job
 
-    def _copy(self, job: _Copy) -> None:
+    def _copy(self, job: _Copy, scratch: Scratch) -> None:
         memory: HostMemory | None = None
         try:
             memory = HostMemory(job.region.layout)
-            digests = self._copy_into(job, memory)
+            digests = self._copy_into(job, memory, scratch)
         except Exception as error:  # noqa: BLE001  whatever it was, the version stays published
             if memory is not None:
                 memory.free()
@@ -219,7 +223,7 @@ class Offloads:
         else:
             self.keep(job.keep, memory, digests)
 
-    def _copy_into(self, job: _Copy, memory: HostMemory) -> tuple[bytes, ...]:
+    def _copy_into(self, job: _Copy, memory: HostMemory, scratch: Scratch) -> tuple[bytes, ...]:
         digests = []
         for chunk in range(job.region.layout.num_chunks):
             with self._changed:
@@ -227,7 +231,7 @@ class Offloads:
                     raise InterruptedError(f"{job.publication} was withdrawn from {job.slot}")
                 self._reading = True
             try:
-                digests.append(copy_chunk(job.region, memory, chunk, self._scratch))
+                digests.append(copy_chunk(job.region, memory, chunk, scratch))
             finally:
                 with self._changed:
                     self._reading = False

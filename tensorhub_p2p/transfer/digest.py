@@ -176,7 +176,7 @@ class Digester:
         self._thread: threading.Thread | None = None
         self._closed = False
         # Made here: a thread that found no descriptor left would end, and none be taken any more.
-        self._scratch = Scratch()
+        self._scratch: Scratch | None = Scratch()
 
     def submit(
         self, region: Region, chunks: Iterable[int], done: Callable[[int, bytes], None]
@@ -210,7 +210,9 @@ class Digester:
         if thread is not threading.current_thread():
             if thread is not None:
                 thread.join()
-            self._scratch.close()
+            scratch, self._scratch = self._scratch, None
+            if scratch is not None:
+                scratch.close()
 
     def _prefer(self, job: DigestJob, chunks: Iterable[int]) -> None:
         with self._changed:
@@ -227,10 +229,12 @@ class Digester:
         job._untold.clear()
 
     def _work(self) -> None:
+        scratch = self._scratch
+        assert scratch is not None
         while (step := self._take()) is not None:
             job, chunk = step
             try:
-                taken = digest(job._region, chunk, self._scratch)
+                taken = digest(job._region, chunk, scratch)
                 job._taken(chunk, taken, self._news_interval)
             except Exception as error:  # noqa: BLE001  a job's fault must not end the others
                 job.failure = error
