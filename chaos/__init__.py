@@ -10,6 +10,6 @@ arena      the cluster of processes, and the hosts and links they live on
 faults     what can be done to them
 schedule   what is done when, from a seed
 run        one run: start, disturb, calm down, end
-judge      reads a journal in a process of its own; checks.py has what must hold
+judge      reads a journal in a process of its own; checks/ has what must hold
 report     the table, the JSON, the timeline
 """

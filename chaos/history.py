@@ -1,7 +1,7 @@
 """What the journals of a run say, sorted by who did it: the judge's only knowledge.
 
 Rules of this file. It pairs what belongs together (a verb's beginning and end, a fault's) and
-answers questions about time; what must hold is checks.py's.
+answers questions about time; what must hold is said in checks/
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from chaos import journal
-from chaos.checks import CHECKS, violations
+from chaos.checks import CHECKS, endings, violations
 from chaos.history import history
 from chaos.journal import (
     AnyEvent,
@@ -29,6 +29,7 @@ from chaos.journal import (
     Started,
     Trouble,
 )
+from chaos.worker import CLOSE_SECONDS
 
 
 @dataclass
@@ -527,6 +528,11 @@ def test_who_gets_no_memory_may_abort(kind: str, meant: bool) -> None:
     story.fault(kind, ("x.1",), 2.0, 3.0)
     story.exit("x.1", 2.5, -6)
     assert story.found() == (set() if meant else {"every_end_is_one_that_was_meant"})
+
+
+def test_the_judge_knows_how_long_a_worker_may_take_to_close() -> None:
+    """It doesn't import the workers, which import the library."""
+    assert endings.TO_CLOSE == CLOSE_SECONDS
 
 
 # --- journals ---

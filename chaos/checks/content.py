@@ -1,0 +1,68 @@
+"""G1: right bytes, of the version that was asked for."""
+
+from __future__ import annotations
+
+from chaos.checks.judging import HEALS, Found, check
+from chaos.history import Call, History, Life
+
+FLIPS_WITHIN = 0.5
+"""Seconds from the word that bits will be flipped until they are."""
+
+
+@check("G1")
+def right_bytes(history: History) -> Found:
+    """Every byte that a pull brought is what its version says, and what a failed one left is what
+    was there before, unless it says that it is torn. Whose own memory was spoilt is judged again
+    once it has pulled anew.
+    """
+    for life in history.lives.values():
+        for call in life.of("replicate"):
+            compared = call.compared
+            if compared is None or not compared.wrong or _is_spoilt(life, call):
+                continue
+            yield compared.at, life.who, f"{call.called.what}: wrong bytes in {compared.wrong}"
+
+
+def _is_spoilt(life: Life, call: Call) -> bool:
+    """Bits were flipped here since it last wrote its tensors, or while it did."""
+    compared, ended = call.compared, call.ended
+    assert compared is not None
+    assert ended is not None
+    return any(
+        spoilt.at >= call.began - FLIPS_WITHIN
+        or ((ended.up_to_date or ended.error) and spoilt.version == compared.version)
+        for spoilt in life.spoilt
+        if spoilt.at <= compared.at
+    )
+
+
+@check("G1")
+def nobody_reads_what_was_taken_back(history: History) -> Found:
+    """A source sends no wrong bytes, unless its memory was spoilt: who withdraws waits for its
+    readers before the tensors may change. Of one whose name the puller had not learnt any may be
+    the one that was spoilt. Left out: readers and sources to which something was
+    done, as the wait is for one lease at most.
+    """
+    spoilt = {life.who for life in history.lives.values() if life.spoilt}
+    for call in history.calls:
+        for source in call.ended.mismatched if call.ended is not None else ():
+            struck = history.done_to([call.who, source])
+            if (
+                source in spoilt
+                or (not source and spoilt)
+                or any(s.overlaps(call.began, call.over, HEALS) for s in struck)
+            ):
+                continue
+            yield call.over, call.who, f"{source} sent wrong bytes of {call.called.what}"
+        if call.ended is not None and call.ended.error == "IntegrityError" and not spoilt:
+            yield call.over, call.who, f"{call.called.what}: {call.ended.message}"
+
+
+@check("G1")
+def the_version_that_was_asked_for(history: History) -> Found:
+    for call in history.calls:
+        asked = call.called.what
+        if call.verb == "replicate" and call.succeeded and asked.isdigit():
+            assert call.ended is not None
+            if call.ended.version != int(asked):
+                yield call.over, call.who, f"asked for {asked}, got {call.ended.version}"
