@@ -19,10 +19,10 @@ from chaos.scenarios import MEASURED, SCENARIOS
 from chaos.timeline import write_timeline
 
 SMOKE_ROUNDS, SMOKE_SECONDS, SMOKE_WORKERS = 2, 36.0, 12
-FULL_ROUNDS, FULL_SECONDS, FULL_WORKERS = 7, 70.0, 20
+FULL_ROUNDS, FULL_SECONDS, FULL_WORKERS = 7, 64.0, 20
 SOAK_SECONDS = 600.0
 CALM_SECONDS = 16.0
-PAUSE_SECONDS = 1.7
+PAUSE_SECONDS = 1.6
 """Between two faults, in the mean."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)

@@ -166,6 +166,7 @@ class Arena:
             newest=role.newest,
             spot=role.spot,
             pulls=role.pulls,
+            own_clock=name in self.clocks,
             bug=self._bug,
             **self._settings,
         )

@@ -63,6 +63,7 @@ class Fault:
     weight: float
 
 
+CLOCK_JUMP = "clock jump"
 FAULTS: dict[str, Fault] = {}
 
 
@@ -349,7 +350,7 @@ def stranger(arena: Arena, rng: random.Random) -> Iterator[Struck]:
     arena.start(name)
 
 
-@fault("clock jump", needs="faketime", weight=2)
+@fault(CLOCK_JUMP, needs="faketime", weight=2)
 def clock_jump(arena: Arena, rng: random.Random) -> Iterator[Struck]:
     """The wall clock of a process that was started with one of its own is set, forth or back."""
     fitted = [name for name in free(arena) if name in arena.clocks]

@@ -25,8 +25,9 @@ from chaos.programs import PROGRAMS
 from chaos.worker import CLOSE_SECONDS, Settings, VerbFailed, Worker
 
 PR_SET_PDEATHSIG = 1
-LET_GO_SECONDS = 3.0
-"""Until what a closed peer had is gone: it waits for no thread that writes nothing any more."""
+LET_GO_SECONDS = 8.0
+"""Until what a closed peer had is gone: it doesn't wait for threads that are only connecting, to
+a silent peer for the 5 s of a handshake and the 2 s of a first answer."""
 
 
 def die_with_the_runner() -> None:

@@ -21,7 +21,8 @@ USURPED_SHAPE = Shape(period=2.0, unresponsive=SOON)
 
 @dataclass(frozen=True)
 class Scenario:
-    """`finds`: the check that must find something, as a bug is planted; "" if none may."""
+    """`finds`: the check that must find something, as a bug is planted; "" if none may. `apart`:
+    one fault at a time, each over, and what it broke whole again, before the next."""
 
     about: str
     cast: tuple[Role, ...]
@@ -64,28 +65,32 @@ def every(seconds: float, kind: str, until: float) -> tuple[Planned, ...]:
     return tuple(Planned(seconds * (number + 1), kind) for number in range(count))
 
 
+def times(count: int, kind: str) -> tuple[Planned, ...]:
+    """So often, for a run with one fault at a time."""
+    return (Planned(0.0, kind),) * count
+
+
 SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario("nothing is done to anybody", SMALL, seconds=10.0),
     "sources-die": Scenario(
         "sources are killed one after the other, and others are there",
         SPARE,
         SPARE_SHAPE,
-        faults=every(4.0, "kill a source", 30.0),
-        seconds=32.0,
+        faults=times(8, "kill a source"),
+        apart=True,
     ),
     "sources-stop": Scenario(
         "sources are stopped one after the other, and others are there",
         SPARE,
         SPARE_SHAPE,
-        faults=every(6.0, "stop a source", 30.0),
-        seconds=36.0,
+        faults=times(6, "stop a source"),
+        apart=True,
     ),
     "each-kind": Scenario(
         "every kind of fault, one at a time, with nothing else going on",
         SPARE,
         SPARE_SHAPE,
         faults=tuple(Planned(0.0, kind) for kind in FAULTS),
-        seconds=60.0,
         apart=True,
     ),
     "usurped": Scenario(

@@ -150,6 +150,18 @@ def another_number(story: Story) -> None:
     story.pull("r.1", 2, 5.8, 5.9, what=1)
 
 
+def nothing_newer(story: Story) -> None:
+    story.verb("r.1", "wait_for", 2, 5.8, 5.9, version=2)
+
+
+def the_newest_as_the_one_before(story: Story) -> None:
+    story.pull("r.1", 2, 5.8, 5.9, what="latest-1")
+
+
+def a_conflict(story: Story) -> None:
+    story.verb("t.1", "publish", 2, 8.0, 8.1, error="VersionConflict")
+
+
 def wrong_bytes_on_the_way(story: Story) -> None:
     story.pull("r.1", 2, 5.8, 5.9, mismatched=("t.1",))
 
@@ -276,6 +288,9 @@ def growth(story: Story) -> None:
 BROKEN: list[tuple[Callable[[Story], None], str]] = [
     (wrong_bytes, "right_bytes"),
     (another_number, "the_version_that_was_asked_for"),
+    (nothing_newer, "the_version_that_was_asked_for"),
+    (the_newest_as_the_one_before, "the_version_that_was_asked_for"),
+    (a_conflict, "no_conflict_over_equal_bytes"),
     (wrong_bytes_on_the_way, "nobody_reads_what_was_taken_back"),
     (an_integrity_error, "nobody_reads_what_was_taken_back"),
     (two_publications, "one_publication_for_a_call"),
@@ -454,6 +469,20 @@ def test_the_long_dead_are_not_among_the_living() -> None:
 
 
 # --- what is not promised ---
+
+
+def test_spoilt_bytes_may_be_in_conflict_with_others() -> None:
+    story = calm_run()
+    story.events.append(Spoilt(at=5.2, who="r.1", version=2))
+    a_conflict(story)
+    assert "no_conflict_over_equal_bytes" not in story.found()
+
+
+@pytest.mark.parametrize(("what", "version"), [("latest-1", 1), (1, 1)])
+def test_an_older_one_is_right_if_it_was_asked_for(what: object, version: int) -> None:
+    story = calm_run()
+    story.pull("r.1", version, 5.8, 5.9, what=what)
+    assert "the_version_that_was_asked_for" not in story.found()
 
 
 def test_whose_own_memory_was_spoilt_is_not_accused_before_it_pulls_anew() -> None:

@@ -60,9 +60,28 @@ def nobody_reads_what_was_taken_back(history: History) -> Found:
 
 @check("G1")
 def the_version_that_was_asked_for(history: History) -> Found:
+    """By its number; or, as "latest-1", not the newest; or one above what was waited from."""
+    publishes = [call for life in history.lives.values() for call in life.of("publish")]
     for call in history.calls:
-        asked = call.called.what
-        if call.verb == "replicate" and call.succeeded and asked.isdigit():
-            assert call.ended is not None
-            if call.ended.version != int(asked):
-                yield call.over, call.who, f"asked for {asked}, got {call.ended.version}"
+        if not call.succeeded:
+            continue
+        assert call.ended is not None
+        asked, got = call.called.what, call.ended.version
+        if call.verb == "replicate" and asked.isdigit() and got != int(asked):
+            yield call.over, call.who, f"asked for {asked}, got {got}"
+        if call.verb == "wait_for" and asked.isdigit() and got <= int(asked):
+            yield call.over, call.who, f"waited for one above {asked}, got {got}"
+        if call.verb == "replicate" and asked == "latest-1":
+            begun = (int(c.called.what) for c in publishes if c.began < call.over)
+            if got >= max(begun, default=got):
+                yield call.over, call.who, f"{asked} is {got}, and nothing above it was published"
+
+
+@check("G1")
+def no_conflict_over_equal_bytes(history: History) -> Found:
+    """All who publish a version hold the same bytes, unless somebody's were spoilt."""
+    if any(life.spoilt for life in history.lives.values()):
+        return
+    for call in history.calls:
+        if call.ended is not None and call.ended.error == "VersionConflict":
+            yield call.over, call.who, f"{call.verb} {call.called.what}: {call.ended.message}"
