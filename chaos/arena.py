@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -99,8 +100,8 @@ class Arena:
         """By name: the process that runs now."""
         self._former: list[tuple[float, Life]] = []
         """Processes whose slot was given to another, and when they are killed at the latest."""
-        self.busy: set[str] = set()
-        """Names to which a fault is being done."""
+        self.busy: Counter[str] = Counter()
+        """By name: how many faults are being done to it; others are left out."""
         self.clocks: dict[str, Path] = {}
         """By name: the file that sets a worker's wall clock, for those with one of their own."""
         self.pids: set[int] = set()
@@ -141,10 +142,17 @@ class Arena:
     def host_of(self, name: str) -> Host | None:
         return self.bed[self.cast[name].host] if self.bed is not None else None
 
+    def start_again(self, name: str) -> None:
+        """The worker's next life, unless it lives: others may have seen it dead, and started it."""
+        if not self.alive(name):
+            self.start(name)
+
     def start(self, name: str) -> Life:
         """The worker's next life."""
         role = self.cast[name]
         self._ended(name)
+        if name in self.lives:
+            raise RuntimeError(f"{self.lives[name].who} runs: it can't have a next life yet")
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         host = self.host_of(name)
         settings = Settings(

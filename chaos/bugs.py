@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 from tensorhub_p2p.protocol.directory import admission
+from tensorhub_p2p.protocol.groups.election import Election
 from tensorhub_p2p.protocol.groups.resolving import DirectoryResolver
 from tensorhub_p2p.protocol.groups.slots import SlotClaimer, SlotState
 from tensorhub_p2p.protocol.identity import PeerId, Slot
@@ -152,7 +153,9 @@ def who_withdraws_promises_to_keep() -> None:
 
 @bug
 def who_was_replaced_goes_on() -> None:
-    """It takes no notice that somebody else has its slot, and owners take what it says."""
+    """It takes no notice that somebody else has its slot and formed a generation, and owners take
+    what it says.
+    """
     lose = SlotClaimer._lose
 
     def stays(self: SlotClaimer, now: float, state: SlotState, rival: PeerId, reason: str) -> None:
@@ -160,6 +163,7 @@ def who_was_replaced_goes_on() -> None:
             lose(self, now, state, rival, reason)
 
     _patch(SlotClaimer, "_lose", stays)
+    _patch(Election, "_break", lambda _self, _why: None)
     _patch(admission, "_fenced", lambda *_: None)
 
 

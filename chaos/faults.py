@@ -127,8 +127,7 @@ def killed(arena: Arena, rng: random.Random, *names: str) -> Iterator[Struck]:
         arena.kill(name)
     yield Struck(whos, rng.uniform(*RESTARTS))
     for name in names:
-        if not arena.alive(name):
-            arena.start(name)
+        arena.start_again(name)
 
 
 # --- deaths ---
@@ -192,8 +191,7 @@ def terminate(arena: Arena, rng: random.Random) -> Iterator[Struck]:
     who, verb = arena.lives[name].who, arena.lives[name].standing.verb
     arena.signal(name, signal.SIGTERM)
     yield Struck((who,), rng.uniform(1.0, 6.0), verb)
-    if not arena.alive(name):
-        arena.start(name)
+    arena.start_again(name)
 
 
 @fault("Ctrl-C in a verb", weight=2)
@@ -347,7 +345,7 @@ def stranger(arena: Arena, rng: random.Random) -> Iterator[Struck]:
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
-    arena.start(name)
+    arena.start_again(name)
 
 
 @fault(CLOCK_JUMP, needs="faketime", weight=2)
@@ -382,8 +380,7 @@ def memory_pressure(arena: Arena, rng: random.Random) -> Iterator[Struck]:
         (group / "memory.limit_in_bytes").write_text("-1")
         if arena.lives.get(name) is life:
             arena.kill(name)
-        if not arena.alive(name):
-            arena.start(name)
+        arena.start_again(name)
     finally:
         if life.process.poll() is None:
             (CGROUPS / "cgroup.procs").write_text(str(life.process.pid))

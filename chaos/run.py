@@ -23,6 +23,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,8 +196,9 @@ class Conductor:
                 self._later(REST_SECONDS, lambda name=name: self._again(name))  # type: ignore[misc]
 
     def _again(self, name: str) -> None:
-        if not self.arena.alive(name) and not self._closing:
-            self.arena.start(name)
+        """Start it, if it doesn't live; under a fault that is for the fault's end to do."""
+        if name not in self.arena.busy and not self._closing:
+            self.arena.start_again(name)
 
     # --- faults ---
 
@@ -215,12 +217,12 @@ class Conductor:
         number = next(self._numbers)
         self._tell(number, kind, struck, ends=False)
         names = {who.rpartition(".")[0] for who in struck.targets}
-        self.arena.busy |= names
+        self.arena.busy += Counter(names)
 
         def end() -> None:
             if self._under_way.pop(number, None) is None:
                 return  # the calm came first
-            self.arena.busy -= names
+            self.arena.busy -= Counter(names)
             next(strike, None)
             self._tell(number, kind, struck, ends=True)
             for name in names:  # who died of it otherwise

@@ -559,6 +559,15 @@ def test_who_gets_no_memory_may_abort(kind: str, meant: bool) -> None:
     assert story.found() == (set() if meant else {"every_end_is_one_that_was_meant"})
 
 
+def test_what_has_no_end_is_told_at_the_end_of_the_run() -> None:
+    """As infinity can't be written down."""
+    story = calm_run()
+    story.start("x.1", role="elastic")
+    told = history(sorted(story.events, key=lambda event: event.at))
+    (found,) = violations(told)
+    assert (found.check, found.at) == ("every_end_is_one_that_was_meant", told.last)
+
+
 def test_the_judge_knows_how_long_a_worker_may_take_to_close() -> None:
     """It doesn't import the workers, which import the library."""
     assert endings.TO_CLOSE == CLOSE_SECONDS

@@ -42,7 +42,7 @@ def check(guarantee: str) -> Callable[[Callable[[History], Found]], Callable[[Hi
 
 def violations(history: History) -> list[Violation]:
     found = [
-        Violation(guarantee, name, at, who, what)
+        Violation(guarantee, name, min(at, history.last), who, what)  # what never ended has no time
         for name, (guarantee, function) in CHECKS.items()
         for at, who, what in function(history)
     ]
