@@ -390,6 +390,50 @@ def test_a_replica_of_one_shard_may_change_its_mind_also_after_the_decision() ->
     assert not calls.failed
 
 
+def changed_its_mind(seed: int) -> Calls:
+    """A group of one: 5 was decided, then the newest asked for in vain, and then 5 again."""
+    calls = Calls(seed, shards=1)
+    calls.ask(FIVE)
+    calls.until(lambda: calls.answered(1))
+    calls.answering = False
+    calls.ask(LATEST)
+    calls.until(lambda: calls.resolver.asked[-1][0] == LATEST)
+    calls.members[0].withdraw()
+    calls.until(lambda: calls.leader.state is LeaderState.OPEN)
+    calls.answering = True
+    calls.got.clear()
+    calls.ask(FIVE)
+    calls.until(lambda: calls.answered(1))
+    return calls
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_replica_of_one_shard_asks_again_is_pinned_again(seed: int) -> None:
+    assert changed_its_mind(seed).resolver.pinned == 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_replica_of_one_shard_that_changed_its_mind_can_give_up(seed: int) -> None:
+    calls = changed_its_mind(seed)
+    calls.members[0].give_up(calls.now, 1, "no holder has answered")
+    assert calls.call() == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_call_can_be_given_up_whatever_its_leader_is_doing(seed: int) -> None:
+    """What was given up must end, or its member would never ask for the next one."""
+    calls = changed_its_mind(seed)
+    calls.answering = False
+    member = calls.members[0]
+    member.ask(calls.now, LATEST)
+    calls.until(lambda: calls.leader.state is LeaderState.RESOLVING)
+    member.withdraw()
+    member.part.record, member.part.decided = (FIVE, Decision(publication(5), 2)), True
+    member.give_up(calls.now, 1, "no holder has answered")
+    calls.answering = True
+    assert calls.call() == 2
+
+
 # --- a publication that can't be had ---
 
 

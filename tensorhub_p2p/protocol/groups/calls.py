@@ -28,7 +28,8 @@ never drift apart. After a void the floor is again what it was before k.
 
 While its pull goes on, or with a retry, a member asks again what is decided, as a sign that it
 counts on that; once in `SIGN_PART` of the leader's `pin_idle_seconds`. A call of which nobody shows
-a sign is void in the end. A group of one isn't told, as it has nobody to keep in step with.
+a sign is void in the end. A group of one isn't told, as it has nobody to keep in step with; and it
+may ask something else at any time, which replaces what was decided in its call, pin and all.
 
 A member's floor is its last answer. The generation's floor is the highest that its members
 voted with, but a pull that one of them began before the election may end after it: so every
@@ -177,8 +178,15 @@ class CallMember:
             self._answer()
             self._sign(now)
         else:
+            if self._alone:
+                self._change_mind()
             self._ask_often()
             self._retry(now)
+
+    def _change_mind(self) -> None:
+        """A group of one asks something else: what was decided is not, nor pinned, from here on."""
+        self.part.record, self.part.decided, self.part.sources = None, False, ()
+        self.unfinished = NO_FLOOR
 
     def withdraw(self) -> None:
         """The verb ended by its deadline; its question is taken back."""
@@ -260,9 +268,10 @@ class CallMember:
 
     def _decided(self, now: float, message: CallDecided) -> None:
         part = self.part
-        # Decided before: then this verb asked something else, and only that may replace it.
         if message.call != part.call or (part.decided and message.question != part.question):
             return
+        if self._alone and part.question not in (None, message.question):
+            return  # the leader will hear what we ask now, and decide that instead
         part.record, part.decided = (message.question, message.decision), True
         part.sources = message.sources
         self._plan_sign(now)
@@ -304,9 +313,12 @@ class CallMember:
         # A member that succeeded already stands at the next call: that verb fails instead.
         self.part = Part(call=failed.call + 1)
         self._give_up_at = None
-        alone = self.generation is not None and len(self.generation.members) == 1
-        if waits or not alone:
+        if waits or not self._alone:
             self.outbox.emit(failed)
+
+    @property
+    def _alone(self) -> bool:
+        return self.generation is not None and len(self.generation.members) == 1
 
     def _divergence(self, message: CallDivergence) -> str:
         return (

@@ -185,8 +185,9 @@ class CallLeader:
         elif isinstance(message, CallWithdraw) and message.call == self.call:
             self._withdrawn(now, message.sender_shard)
         elif isinstance(message, CallGiveUp):
-            voids = self.state is LeaderState.DECIDED and message.call == self.call
-            if voids:
+            over = self.state in {LeaderState.ENDING, LeaderState.OVER}
+            if message.call == self.call and not over:
+                # In any other state: its member asks for nothing else until this has ended.
                 self._end(now, CallVoid, {"reason": message.reason})
 
     def _asked(self, now: float, shard: int, call: int, ask: Ask) -> None:
