@@ -220,7 +220,7 @@ def replaced(story: Story) -> None:
     story.verb("r.2", "open", "r", 5.0, 5.1)
     story.pull("r.2", 2, 6.0, 6.1)
     story.exit("r.2", 11.0, 0)
-    story.pull("r.1", 2, 5.6, 5.7)
+    story.pull("r.1", 2, 6.2, 6.3)
 
 
 def endless(story: Story) -> None:
@@ -469,6 +469,16 @@ def test_the_long_dead_are_not_among_the_living() -> None:
 
 
 # --- what is not promised ---
+
+
+def test_a_process_is_replaced_once_its_successor_works() -> None:
+    story = calm_run()
+    story.verb("r.1", "open", "r", 0.1, 0.2)
+    story.start("r.2", at=5.0)
+    story.verb("r.2", "open", "r", 5.0, 5.1)
+    story.exit("r.2", 11.0, 0)
+    story.pull("r.1", 2, 5.6, 5.7)
+    assert "who_was_replaced_changes_nothing" not in story.found()
 
 
 def test_spoilt_bytes_may_be_in_conflict_with_others() -> None:

@@ -40,7 +40,10 @@ MAX_THREADS = 96
 
 @check("G7")
 def who_was_replaced_changes_nothing(history: History) -> Found:
-    """Once another process has opened a slot, no verb that the former one begins succeeds."""
+    """Once another process has opened a slot, and worked there, no verb of the former succeeds.
+
+    It is the new one's generation that fences it, and that is formed for its first verb.
+    """
     by_slot: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
     for life in history.lives.values():
         for call in life.of("open"):
@@ -50,10 +53,17 @@ def who_was_replaced_changes_nothing(history: History) -> Found:
         for (_, old), (at, new) in pairwise(sorted(opens)):
             if old == new:
                 continue
+            at = _works(history.lives[new], at)
             again = min((t for t, who in opens if who == old and t > at), default=inf)
             for call in history.lives[old].of("publish", "replicate"):
                 if at < call.began < again and call.succeeded and call.over < again:
                     yield call.over, old, f"{call.verb} of {slot}, which {new} had opened"
+
+
+def _works(life: Life, since: float) -> float:
+    """When the first of its verbs after that had succeeded."""
+    verbs = (c.over for c in life.of("publish", "replicate") if c.succeeded and c.began > since)
+    return min(verbs, default=inf)
 
 
 @check("G8")
