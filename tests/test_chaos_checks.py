@@ -278,8 +278,8 @@ def who_stays(story: Story) -> None:
     story.phase("over", 13.0, "r.1")
 
 
-def growth(story: Story) -> None:
-    for at, rss in ((9.0, 100 << 20), (10.0, 300 << 20)):
+def growth(story: Story, until: float = 9.9) -> None:
+    for at, rss in ((9.0, 100 << 20), (until, 300 << 20)):
         story.events.append(
             Sampled(at=at, who="runner", name="r.1", rss=rss, descriptors=10, threads=10)
         )
@@ -469,6 +469,12 @@ def test_the_long_dead_are_not_among_the_living() -> None:
 
 
 # --- what is not promised ---
+
+
+def test_who_is_left_at_the_end_takes_over_what_others_kept() -> None:
+    story = calm_run()
+    growth(story, until=10.5)
+    assert story.found() == set()
 
 
 def test_a_process_is_replaced_once_its_successor_works() -> None:

@@ -166,8 +166,10 @@ def _was_meant(history: History, life: Life, code: int | None) -> bool:
 
 @check("leaks")
 def nothing_grows(history: History) -> Found:
+    """Left out: the end, when who is still there takes over what the others kept."""
+    closing = history.phases.get("closing", inf)
     for life in history.lives.values():
-        usual = [s for s in life.samples if s.at > life.started.at + SETTLES]
+        usual = [s for s in life.samples if life.started.at + SETTLES < s.at < closing]
         if len(usual) < 2:
             continue
         first, last = usual[0], usual[-1]
