@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from benchmarks.testbed import why_not as no_bed
 from chaos import casting, figures, journal, report, schedule
 from chaos.faults import FAULTS, possible
 from chaos.run import Plan, Run, carry_out
-from chaos.scenarios import MEASURED, SCENARIOS
+from chaos.scenarios import MEASURED, SCENARIOS, Scenario, alone
 from chaos.timeline import write_timeline
 
 SMOKE_ROUNDS, SMOKE_SECONDS, SMOKE_WORKERS = 2, 36.0, 12
@@ -45,7 +46,7 @@ def full(seed: Seed = 0, out: Out = OUT, plain: Plain = False) -> None:
     """Seven runs of twenty workers, over 300 faults, and three named ones: under twenty minutes."""
     seeds = _seeds(seed, FULL_ROUNDS)
     rounds = _rounds("full", seeds, FULL_SECONDS, FULL_WORKERS, out, plain=plain)
-    named = {name: _play_scenario(name, _directory(out, name), plain=plain) for name in MEASURED}
+    named = {name: _play_named(name, out, plain=plain) for name in MEASURED}
     total = report.combine([rounds, *named.values()])
     report.show_in_all(total, console)
     directory = _directory(out, "whole")
@@ -74,18 +75,28 @@ def scenario(name: str, out: Out = OUT, plain: Plain = False) -> None:
         for known, one in SCENARIOS.items():
             console.print(f"{known:18} {one.about}")
         raise typer.Exit(2)
-    summary = _play_scenario(name, _directory(out, name), plain=plain)
+    summary = _play_named(name, out, plain=plain)
     if SCENARIOS[name].finds:
         _end_with_bugs([] if _found(name, summary) else [name])
     else:
         _end(summary)
 
 
+@app.command("fault")
+def one_fault(kind: str, count: int = 4, out: Out = OUT, plain: Plain = False) -> None:
+    """One kind of fault, so often, with nothing else going on (by another name: their list)."""
+    if kind not in FAULTS:
+        console.print("\n".join(FAULTS), highlight=False)
+        raise typer.Exit(2)
+    name = re.sub(r"\W+", "-", kind).strip("-")
+    _end(_play_scenario(name, alone(kind, count), _directory(out, name), plain=plain))
+
+
 @app.command()
 def bugs(out: Out = OUT, plain: Plain = False) -> None:
     """Plant each deliberate bug, and see that its check finds it."""
     names = [name for name, one in SCENARIOS.items() if one.bug]
-    played = {name: _play_scenario(name, _directory(out, name), plain=plain) for name in names}
+    played = {name: _play_named(name, out, plain=plain) for name in names}
     _end_with_bugs([name for name, summary in played.items() if not _found(name, summary)])
 
 
@@ -201,8 +212,11 @@ def _play(plan: Plan, directory: Path, *, bed: bool) -> Run:
     return run
 
 
-def _play_scenario(name: str, directory: Path, *, plain: bool) -> report.Summary:
-    one = SCENARIOS[name]
+def _play_named(name: str, out: Path, *, plain: bool) -> report.Summary:
+    return _play_scenario(name, SCENARIOS[name], _directory(out, name), plain=plain)
+
+
+def _play_scenario(name: str, one: Scenario, directory: Path, *, plain: bool) -> report.Summary:
     bed, kinds = _means(plain=plain)
     missing = {planned.kind for planned in one.faults} - set(kinds)
     if missing and not one.apart:

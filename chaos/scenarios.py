@@ -70,6 +70,11 @@ def times(count: int, kind: str) -> tuple[Planned, ...]:
     return (Planned(0.0, kind),) * count
 
 
+def alone(kind: str, count: int) -> Scenario:
+    """This fault, so often, where whoever is hurt isn't the only one to have or do something."""
+    return Scenario(kind, SPARE, SPARE_SHAPE, faults=times(count, kind), apart=True)
+
+
 SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario("nothing is done to anybody", SMALL, seconds=10.0),
     "sources-die": Scenario(

@@ -15,7 +15,7 @@ from chaos.checks import CHECKS
 from chaos.faults import FAULTS
 from chaos.history import CUTS, DEADLY, INTERRUPTED, SILENCES, STRANGERS, TERMINATED, USURPED
 from chaos.programs import PROGRAMS
-from chaos.scenarios import SCENARIOS
+from chaos.scenarios import SCENARIOS, alone
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = (ROOT / "docs" / "chaos.md").read_text(encoding="utf-8")
@@ -97,3 +97,13 @@ def test_the_docs_name_each_fault(kind: str) -> None:
     table = DOCS[DOCS.index("## The faults") : DOCS.index("**To add one**")]
     parts = kind.replace("kill ", "").replace(" in a verb", "")
     assert parts in table
+
+
+def test_one_kind_alone_is_asked_for_by_its_name() -> None:
+    command = [sys.executable, "-m", "chaos", "fault", "nonsense"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout.splitlines() == list(FAULTS)
+    planned = alone("loss", 3)
+    assert [fault.kind for fault in planned.faults] == ["loss"] * 3
+    assert planned.apart
