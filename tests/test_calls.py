@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -13,19 +14,24 @@ from registry import Registry
 from tensorhub_p2p.config import GroupConfig
 from tensorhub_p2p.protocol.groups.calls import CallAnswered, CallFailed, CallMember
 from tensorhub_p2p.protocol.groups.claims import generation_of
+from tensorhub_p2p.protocol.groups.generation_gate import GenerationGate
 from tensorhub_p2p.protocol.groups.group_part import TO_LEADER
 from tensorhub_p2p.protocol.groups.leading import CallLeader, LeaderState
 from tensorhub_p2p.protocol.groups.selection import Floor, Sources
 from tensorhub_p2p.protocol.identity import Generation, Group, Member, PeerId, Publication, Slot
-from tensorhub_p2p.protocol.machine import Event, Outbox, earliest
+from tensorhub_p2p.protocol.machine import Event, Outbox, Send, earliest
 from tensorhub_p2p.protocol.messages import (
     CallAsk,
     CallDecided,
+    CallGiveUp,
+    CallRecord,
     CallRecorded,
+    CallVoid,
     CallWithdraw,
     Decision,
     GenerationRecord,
     GroupMessage,
+    MemberLeft,
     Message,
     Question,
     Source,
@@ -541,6 +547,63 @@ def test_in_a_group_of_one_nobody_is_told_that_the_pin_ended() -> None:
     assert calls.call() == 2
 
 
+def half_done(seed: int) -> Calls:
+    """Three members: call 2 is decided, and done by all but shard 1."""
+    calls = Calls(seed)
+    calls.resolver.newest = 3
+    calls.call()
+    calls.resolver.newest = 4
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: calls.answered(2))
+    for shard in (0, 2):
+        calls.members[shard].succeeded(calls.now, 2)
+    calls.settle()
+    calls.until(lambda: not calls.steps)
+    return calls
+
+
+def keep_from(calls: Calls, shard: int, kind: type[Message], until: Callable[[], bool]) -> None:
+    """Such messages to that shard are lost until then."""
+    post, peer = calls._post, calls.record.members[shard].peer
+
+    def loses(sender: PeerId, send: Send) -> None:
+        if until() or not isinstance(send.message, kind) or send.to != peer:
+            post(sender, send)
+
+    calls._post = loses  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_asks_for_the_next_call_hears_of_a_void_whatever_is_lost(seed: int) -> None:
+    calls = half_done(seed)
+    heard_at = calls.now + 1.0
+    keep_from(calls, 2, CallVoid, lambda: calls.now > heard_at)
+    calls.members[2].ask(calls.now, LATEST)
+    calls.settle()
+    calls.members[1].give_up(calls.now, 2, "no chunk 17")
+    for _ in range(600):
+        calls.step()
+    assert calls.now > heard_at
+    assert {shard for shard, _ in calls.failed} == {0, 2}
+    assert {member.floor for member in calls.members} == {(0, 3)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_asked_before_a_void_was_heard_of_is_not_asked_after_it(seed: int) -> None:
+    calls = half_done(seed)
+    calls.answering = False
+    heard_at = calls.now + 1.0
+    keep_from(calls, 2, CallVoid, lambda: calls.now > heard_at)
+    calls.members[1].give_up(calls.now, 2, "no chunk 17")
+    calls.until(lambda: calls.leader.state is LeaderState.ENDING)
+    calls.members[2].ask(calls.now, FIVE)
+    calls.until(lambda: len(calls.failed) == 2 and calls.leader.state is LeaderState.OPEN)
+    calls.ask(SIX, SIX, SIX)
+    calls.answering = True
+    calls.until(lambda: calls.answered(3))
+    assert not any(failed.diverged for _, failed in calls.failed)
+
+
 # --- the generation breaks ---
 
 
@@ -672,6 +735,53 @@ def test_once_the_generation_broke_nobody_is_told_anything_for_ever() -> None:
     for _ in range(100):
         calls.step()
     assert [member.next_wakeup() for member in calls.members[1:]] == [None, None]
+
+
+@pytest.mark.parametrize("ends", ["succeeded", "give_up"])
+def test_a_pull_that_ends_after_the_break_is_told_to_nobody(ends: str) -> None:
+    calls = Calls()
+    calls.ask(LATEST, LATEST, LATEST)
+    calls.until(lambda: calls.answered(1))
+    calls.crash(calls.record.members[0].peer)
+    member = calls.members[1]
+    member.broke(calls.now, "the leader is gone")
+    if ends == "succeeded":
+        assert member.succeeded(calls.now, 1)
+    else:
+        member.give_up(calls.now, 1, "no chunk 17")
+    assert member.next_wakeup() is None
+
+
+@pytest.mark.parametrize("kind", [CallAsk, CallGiveUp, CallRecord])
+def test_who_goes_on_in_a_broken_generation_is_told_that_it_is(kind: type[GroupMessage]) -> None:
+    calls, outbox = Calls(), Outbox()
+    election = Mock(broken=True, record=calls.record)
+    gate = GenerationGate(Slot(GROUP, 0), election, outbox)
+    fields: dict[type[GroupMessage], dict[str, object]] = {
+        CallAsk: {"question": LATEST, "attempt": 1, "floor": (0, 0)},
+        CallGiveUp: {"reason": "no chunk 17"},
+        CallRecord: {
+            "question": LATEST,
+            "decision": Decision(publication(1), 2),
+            "round": 1,
+        },
+    }
+    said = kind(GROUP, calls.record.generation, 0, 1, 1, **fields[kind])  # type: ignore[arg-type]
+    assert gate.admits(0.0, calls.record.members[1].peer, said)
+    (told,) = outbox.drain()
+    assert isinstance(told, Send)
+    assert isinstance(told.message, MemberLeft)
+
+
+def test_a_leader_whose_generation_broke_makes_nothing_void() -> None:
+    """All are told of the break, and fail for that."""
+    calls = decided(shards=3)
+    calls.leader.broke(calls.now)
+    calls.members[1].give_up(calls.now, 1, "no chunk 17")
+    for _ in range(50):
+        calls.step()
+    assert calls.leader.state is LeaderState.DECIDED
+    assert not calls.failed
 
 
 def test_a_new_generation_starts_at_call_one() -> None:

@@ -200,7 +200,8 @@ class CallMember:
         self.unfinished = NO_FLOOR
         self._floor_before = self.floor
         self.floor = max(self.floor, self.part.record[1].publication.order)
-        self._done, self._done_acked, self._last = call, False, self.part.record
+        # A leader whose generation broke opens no next call.
+        self._done, self._done_acked, self._last = call, bool(self._broken), self.part.record
         self.part = Part(call=call + 1)
         self._retry(now)
         return True
@@ -209,7 +210,7 @@ class CallMember:
         """The decided publication can't be had: have the leader void the call for all."""
         self.unfinished = NO_FLOOR
         if call == self.part.call and self.part.decided:
-            self._voiding = (call, reason)
+            self._voiding = (call, reason) if not self._broken else None
             self._over = call
             self.part = Part(call=call + 1)
             self._retry(now)
@@ -270,8 +271,8 @@ class CallMember:
         part = self.part
         if message.call != part.call or (part.decided and message.question != part.question):
             return
-        if self._alone and part.question not in (None, message.question):
-            return  # the leader will hear what we ask now, and decide that instead
+        if self._alone and part.question != message.question:
+            return  # the leader hears what we ask now, and decides that instead
         part.record, part.decided = (message.question, message.decision), True
         part.sources = message.sources
         self._plan_sign(now)

@@ -10,8 +10,8 @@ what a call is.
                                   missing there: `Formed`
     in force                      let in, if the sender is the member that it says; else
                                   dropped
-    in force, but broken here     let in; a sender that asks or records goes on with what is
-                                  broken here, as it has not heard of it: tell it
+    in force, but broken here     let in; a sender that asks, records or gives up goes on with
+                                  what is broken here, as it has not heard of it: tell it
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tensorhub_p2p.protocol.identity import PeerId, Slot
 from tensorhub_p2p.protocol.machine import Outbox
 from tensorhub_p2p.protocol.messages import (
     CallAsk,
+    CallGiveUp,
     CallRecord,
     Formed,
     GenerationRecord,
@@ -47,7 +48,7 @@ class GenerationGate:
         elif message.generation < record.generation:
             self._outbox.send(sender, Formed(self._slot.group, message.sender_shard, record))
         elif _is_member(record, sender, message.sender_shard):
-            if self._election.broken and isinstance(message, (CallAsk, CallRecord)):
+            if self._election.broken and isinstance(message, (CallAsk, CallGiveUp, CallRecord)):
                 self._outbox.send(sender, left(message))
             return True
         return False

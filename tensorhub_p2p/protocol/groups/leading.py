@@ -186,16 +186,19 @@ class CallLeader:
             self._withdrawn(now, message.sender_shard)
         elif isinstance(message, CallGiveUp):
             over = self.state in {LeaderState.ENDING, LeaderState.OVER}
-            if message.call == self.call and not over:
+            if message.call == self.call and not over and not self._broken:
                 # In any other state: its member asks for nothing else until this has ended.
                 self._end(now, CallVoid, {"reason": message.reason})
 
     def _asked(self, now: float, shard: int, call: int, ask: Ask) -> None:
         if call == self.call + 1:
-            # Only a member that has finished the call, or knows that it is over, asks the next.
-            if self.state in {LeaderState.DECIDED, LeaderState.ENDING}:
+            # Only a member that has finished the call, or knows that it is over, asks the next; but
+            # one that had finished it may not know that it is void by now.
+            if self.state is LeaderState.DECIDED:
                 self._next_asks[shard] = ask
                 self._hear(now, self.call, shard)
+            elif self.state is LeaderState.ENDING and shard in self._heard:
+                self._next_asks[shard] = ask
             return
         if call != self.call or self.state in {LeaderState.ENDING, LeaderState.OVER}:
             return
