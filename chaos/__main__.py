@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +30,11 @@ PAUSE_SECONDS = 1.6
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console(soft_wrap=True)
 Seed = Annotated[int, typer.Option(help="Repeats a run; drawn and printed if none is given.")]
+Strikes = Annotated[int, typer.Option("--seed", help="By which it is drawn whom faults strike.")]
 Out = Annotated[Path, typer.Option(help="Where journals and reports go.")]
 Plain = Annotated[bool, typer.Option(help="Loopback only, as without root.")]
 OUT = Path("chaos-runs")
+NONE = typer.Argument("")
 
 
 @app.command()
@@ -58,7 +61,11 @@ def full(seed: Seed = 0, out: Out = OUT, plain: Plain = False) -> None:
 @app.command("figures")
 def fill_page(directory: Path) -> None:
     """Put what `full` left in this directory into docs/chaos.md."""
-    figures.fill(figures.read(directory))
+    try:
+        saved = figures.read(directory)
+    except FileNotFoundError as error:
+        raise typer.BadParameter(str(error)) from error
+    figures.fill(saved)
 
 
 @app.command()
@@ -69,13 +76,11 @@ def soak(hours: float, seed: Seed = 0, out: Out = OUT, plain: Plain = False) -> 
 
 
 @app.command()
-def scenario(name: str, out: Out = OUT, plain: Plain = False) -> None:
-    """One named run (without a name that exists: their list)."""
+def scenario(name: str = NONE, seed: Strikes = 1, out: Out = OUT, plain: Plain = False) -> None:
+    """One named run; without a name that exists: their list."""
     if name not in SCENARIOS:
-        for known, one in SCENARIOS.items():
-            console.print(f"{known:18} {one.about}")
-        raise typer.Exit(2)
-    summary = _play_named(name, out, plain=plain)
+        _refuse(name, {known: one.about for known, one in SCENARIOS.items()})
+    summary = _play_named(name, out, plain=plain, seed=seed)
     if SCENARIOS[name].finds:
         _end_with_bugs([] if _found(name, summary) else [name])
     else:
@@ -83,13 +88,15 @@ def scenario(name: str, out: Out = OUT, plain: Plain = False) -> None:
 
 
 @app.command("fault")
-def one_fault(kind: str, count: int = 4, out: Out = OUT, plain: Plain = False) -> None:
-    """One kind of fault, so often, with nothing else going on (by another name: their list)."""
+def one_fault(
+    kind: str = NONE, count: int = 4, seed: Strikes = 1, out: Out = OUT, plain: Plain = False
+) -> None:
+    """One kind of fault, so often, with nothing else going on; without one that exists: a list."""
     if kind not in FAULTS:
-        console.print("\n".join(FAULTS), highlight=False)
-        raise typer.Exit(2)
+        _refuse(kind, dict.fromkeys(FAULTS, ""))
     name = re.sub(r"\W+", "-", kind).strip("-")
-    _end(_play_scenario(name, alone(kind, count), _directory(out, name), plain=plain))
+    directory = _directory(out, name)
+    _end(_play_scenario(name, alone(kind, count), directory, plain=plain, seed=seed))
 
 
 @app.command()
@@ -98,6 +105,14 @@ def bugs(out: Out = OUT, plain: Plain = False) -> None:
     names = [name for name, one in SCENARIOS.items() if one.bug]
     played = {name: _play_named(name, out, plain=plain) for name in names}
     _end_with_bugs([name for name, summary in played.items() if not _found(name, summary)])
+
+
+def _refuse(name: str, known: dict[str, str]) -> None:
+    if name:
+        print(f"there is no {name!r}; there are:", file=sys.stderr)
+    for each, about in known.items():
+        console.print(f"{each:18} {about}".rstrip(), highlight=False)
+    raise typer.Exit(2)
 
 
 def _end(summary: report.Summary) -> None:
@@ -212,11 +227,13 @@ def _play(plan: Plan, directory: Path, *, bed: bool) -> Run:
     return run
 
 
-def _play_named(name: str, out: Path, *, plain: bool) -> report.Summary:
-    return _play_scenario(name, SCENARIOS[name], _directory(out, name), plain=plain)
+def _play_named(name: str, out: Path, *, plain: bool, seed: int = 1) -> report.Summary:
+    return _play_scenario(name, SCENARIOS[name], _directory(out, name), plain=plain, seed=seed)
 
 
-def _play_scenario(name: str, one: Scenario, directory: Path, *, plain: bool) -> report.Summary:
+def _play_scenario(
+    name: str, one: Scenario, directory: Path, *, plain: bool, seed: int
+) -> report.Summary:
     bed, kinds = _means(plain=plain)
     missing = {planned.kind for planned in one.faults} - set(kinds)
     if missing and not one.apart:
@@ -224,7 +241,7 @@ def _play_scenario(name: str, one: Scenario, directory: Path, *, plain: bool) ->
         raise typer.Exit(1)
     console.print(f"\n[bold]{name}[/]: {one.about}")
     plan = Plan(
-        seed=1,
+        seed=seed,
         cast=one.cast,
         shape=one.shape,
         faults=[planned for planned in one.faults if planned.kind in kinds],
@@ -236,6 +253,7 @@ def _play_scenario(name: str, one: Scenario, directory: Path, *, plain: bool) ->
     run = _play(plan, directory / "run", bed=bed)
     if not one.bug:
         report.show(run.summary, console)
+    console.print(f"report: {directory / 'run'}")
     return run.summary
 
 

@@ -239,9 +239,8 @@ class Arena:
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """By its id; nothing if it is gone."""
-        life = self.lives[name]
         if self.alive(name):
-            life.process.send_signal(number)
+            self.lives[name].process.send_signal(number)
 
     def usurp(self, name: str) -> tuple[Life, Life]:
         """Stop the worker, and start its next life all the same; the former and the new one."""
@@ -262,7 +261,9 @@ class Arena:
 
     def order(self, name: str, do: str, **what: object) -> None:
         """Say what it is to do; a process that is gone can't hear it."""
-        life = self.lives[name]
+        life = self.lives.get(name)
+        if life is None:
+            return
         assert life.process.stdin is not None
         life.looks += do == "look"
         with contextlib.suppress(BrokenPipeError, ValueError):

@@ -46,6 +46,9 @@ def save(saved: Whole, directory: Path) -> None:
 
 
 def read(directory: Path) -> Whole:
+    """Raises FileNotFoundError where `make chaos` left nothing."""
+    if not (directory / FILE).is_file():
+        raise FileNotFoundError(f"no {FILE} in {directory}: `make chaos` names its directory last")
     return msgspec.json.decode((directory / FILE).read_bytes(), type=Whole)
 
 
