@@ -584,6 +584,32 @@ def test_what_has_no_end_is_told_at_the_end_of_the_run() -> None:
     assert (found.check, found.at) == ("every_end_is_one_that_was_meant", told.last)
 
 
+@pytest.mark.parametrize(
+    ("kind", "what", "excused"),
+    [
+        ("memory pressure", "RuntimeError: can't start new thread", True),
+        ("memory pressure", "KeyError: 7", False),
+        ("loss", "RuntimeError: can't start new thread", False),
+    ],
+)
+def test_who_gets_no_memory_may_say_so(kind: str, what: str, excused: bool) -> None:
+    story = calm_run()
+    story.fault(kind, ("r.1",), 2.0, 3.0)
+    story.events.append(Trouble(at=2.5, who="r.1", what=what))
+    assert ("only_typed_errors" not in story.found()) is excused
+
+
+@pytest.mark.parametrize("spoilt", [True, False])
+def test_a_last_copy_with_flipped_bits_can_not_be_given_up(spoilt: bool) -> None:
+    story = calm_run()
+    story.start("d.1")
+    story.exit("d.1", 11.0, 0)
+    if spoilt:
+        story.events.append(Spoilt(at=2.0, who="d.1", version=0))
+    story.verb("d.1", "replicate", "latest", 4.0, 5.0, error="RetentionLost")
+    assert ("lively_once_it_is_calm" not in story.found()) is spoilt
+
+
 def test_the_judge_knows_how_long_a_worker_may_take_to_close() -> None:
     """It doesn't import the workers, which import the library."""
     assert endings.TO_CLOSE == CLOSE_SECONDS

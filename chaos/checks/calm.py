@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from chaos.checks.judging import HEALS, Found, check
-from chaos.history import CUTS, Call, History
+from chaos.history import CUTS, Call, History, Life
 
 RECOVERS = 6.0
 """Seconds after any other fault, or a death, until nothing has to fail for it."""
@@ -16,6 +16,9 @@ LIVELY_WITHIN = 20.0
 def lively_once_it_is_calm(history: History) -> Found:
     """After the last fault every trainer publishes, and all others get something: in a call of
     that time, also one that began before it or ended after it, as pulls are slow on a full machine.
+
+    Left out: who holds the last copy of what is retained, with flipped bits in it. It can't be kept
+    anywhere else, and so isn't given up.
     """
     calm, closing = history.phases.get("calm"), history.phases.get("closing")
     if calm is None or closing is None:
@@ -27,11 +30,16 @@ def lively_once_it_is_calm(history: History) -> Found:
             continue
         until = min(closing, calm + LIVELY_WITHIN)
         during = [c for c in life.of("publish", "replicate") if c.began < closing and calm < c.over]
-        if not any(call.succeeded for call in during):
+        if not any(call.succeeded for call in during) and not _can_not_part(life, during):
             last = life.calls[-1] if life.calls else None
             what = f"{last.verb} {last.called.what}" if last is not None else "no verb"
             error = last.ended.message if last is not None and last.ended is not None else "no end"
             yield until, life.who, f"nothing succeeds although it is calm; last: {what}: {error}"
+
+
+def _can_not_part(life: Life, during: list[Call]) -> bool:
+    errors = {call.ended.error for call in during if call.ended is not None}
+    return bool(life.spoilt) and errors == {"RetentionLost"}
 
 
 @check("G9")

@@ -120,11 +120,19 @@ def _goes_on(history: History, call: Call, since: float) -> bool:
 
 @check("G8")
 def only_typed_errors(history: History) -> Found:
+    """Left out: what Python says where the kernel refuses memory."""
     for life in history.lives.values():
+        starved = history.done_to([life.who], STARVED)
         for trouble in life.troubles:
-            yield trouble.at, life.who, trouble.what
+            at, what = trouble.at, trouble.what
+            if not (any(s.overlaps(at, at, 1.0) for s in starved) and _is_of_memory(what)):
+                yield at, life.who, what
     for trouble in history.runner_troubles:
         yield trouble.at, trouble.who, trouble.what
+
+
+def _is_of_memory(what: str) -> bool:
+    return "MemoryError" in what or "can't start new thread" in what
 
 
 @check("leaks")
