@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -127,8 +128,11 @@ class Holder:
         return self._pipe.poll()
 
     def signal(self, number: int) -> None:
-        assert self._process.pid
-        os.kill(self._process.pid, number)
+        pid = self._process.pid
+        assert pid
+        os.kill(pid, number)
+        while number == signal.SIGSTOP and not _stands_still(pid):
+            time.sleep(0.001)  # its threads stop one by one
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
@@ -141,3 +145,8 @@ class Holder:
         if self._process.is_alive():
             self.kill()
         self._pipe.close()
+
+
+def _stands_still(pid: int) -> bool:
+    stats = (task / "stat" for task in Path(f"/proc/{pid}/task").iterdir())
+    return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)

@@ -159,7 +159,13 @@ def the_newest_as_the_one_before(story: Story) -> None:
 
 
 def a_conflict(story: Story) -> None:
-    story.verb("t.1", "publish", 2, 8.0, 8.1, error="VersionConflict")
+    message = "can't publish version 2 by t: version 2 by u exists. Publish a higher one"
+    story.verb("t.1", "publish", 2, 8.0, 8.1, error="VersionConflict", message=message)
+
+
+def other_bytes(story: Story) -> None:
+    message = "version 2 by t is not published any more: its bytes are not those of version 2 by u"
+    story.verb("t.1", "unpublish", "", 8.0, 8.1, error="VersionConflict", message=message)
 
 
 def wrong_bytes_on_the_way(story: Story) -> None:
@@ -291,6 +297,7 @@ BROKEN: list[tuple[Callable[[Story], None], str]] = [
     (nothing_newer, "the_version_that_was_asked_for"),
     (the_newest_as_the_one_before, "the_version_that_was_asked_for"),
     (a_conflict, "no_conflict_over_equal_bytes"),
+    (other_bytes, "no_conflict_over_equal_bytes"),
     (wrong_bytes_on_the_way, "nobody_reads_what_was_taken_back"),
     (an_integrity_error, "nobody_reads_what_was_taken_back"),
     (two_publications, "one_publication_for_a_call"),
@@ -485,6 +492,13 @@ def test_a_process_is_replaced_once_its_successor_works() -> None:
     story.exit("r.2", 11.0, 0)
     story.pull("r.1", 2, 5.6, 5.7)
     assert "who_was_replaced_changes_nothing" not in story.found()
+
+
+def test_who_publishes_an_old_version_is_in_conflict_with_newer_ones() -> None:
+    story = calm_run()
+    message = "can't publish version 1 by t: version 2 by u exists. Publish a higher version"
+    story.verb("t.1", "publish", 1, 8.0, 8.1, error="VersionConflict", message=message)
+    assert "no_conflict_over_equal_bytes" not in story.found()
 
 
 def test_spoilt_bytes_may_be_in_conflict_with_others() -> None:

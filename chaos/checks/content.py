@@ -5,6 +5,7 @@ from __future__ import annotations
 from chaos.checks.judging import HEALS, Found, check
 from chaos.history import Call, History, Life
 
+OTHER_BYTES = "its bytes are not those of"
 FLIPS_WITHIN = 0.5
 """Seconds from the word that bits will be flipped until they are."""
 
@@ -79,9 +80,14 @@ def the_version_that_was_asked_for(history: History) -> Found:
 
 @check("G1")
 def no_conflict_over_equal_bytes(history: History) -> Found:
-    """All who publish a version hold the same bytes, unless somebody's were spoilt."""
+    """All who publish a version hold the same bytes, unless somebody's were spoilt.
+
+    Who publishes an old one is in conflict with newer ones: that is none.
+    """
     if any(life.spoilt for life in history.lives.values()):
         return
     for call in history.calls:
         if call.ended is not None and call.ended.error == "VersionConflict":
-            yield call.over, call.who, f"{call.verb} {call.called.what}: {call.ended.message}"
+            message = call.ended.message
+            if OTHER_BYTES in message or f": version {call.called.what} " in message:
+                yield call.over, call.who, f"{call.verb} {call.called.what}: {message}"
