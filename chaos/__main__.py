@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -107,7 +107,8 @@ def bugs(out: Out = OUT, plain: Plain = False) -> None:
     _end_with_bugs([name for name, summary in played.items() if not _found(name, summary)])
 
 
-def _refuse(name: str, known: dict[str, str]) -> None:
+def _refuse(name: str, known: dict[str, str]) -> NoReturn:
+    """None is called so: tell which there are, and end."""
     if name:
         print(f"there is no {name!r}; there are:", file=sys.stderr)
     for each, about in known.items():

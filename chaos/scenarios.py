@@ -65,31 +65,18 @@ def every(seconds: float, kind: str, until: float) -> tuple[Planned, ...]:
     return tuple(Planned(seconds * (number + 1), kind) for number in range(count))
 
 
-def times(count: int, kind: str) -> tuple[Planned, ...]:
-    """So often, for a run with one fault at a time."""
-    return (Planned(0.0, kind),) * count
-
-
-def alone(kind: str, count: int) -> Scenario:
+def alone(kind: str, count: int, about: str = "") -> Scenario:
     """This fault, so often, where whoever is hurt isn't the only one to have or do something."""
-    return Scenario(kind, SPARE, SPARE_SHAPE, faults=times(count, kind), apart=True)
+    return Scenario(about or kind, SPARE, SPARE_SHAPE, (Planned(0.0, kind),) * count, apart=True)
 
 
 SCENARIOS: dict[str, Scenario] = {
     "calm": Scenario("nothing is done to anybody", SMALL, seconds=10.0),
-    "sources-die": Scenario(
-        "sources are killed one after the other, and others are there",
-        SPARE,
-        SPARE_SHAPE,
-        faults=times(8, "kill a source"),
-        apart=True,
+    "sources-die": alone(
+        "kill a source", 8, "sources are killed one after the other, and others are there"
     ),
-    "sources-stop": Scenario(
-        "sources are stopped one after the other, and others are there",
-        SPARE,
-        SPARE_SHAPE,
-        faults=times(6, "stop a source"),
-        apart=True,
+    "sources-stop": alone(
+        "stop a source", 6, "sources are stopped one after the other, and others are there"
     ),
     "each-kind": Scenario(
         "every kind of fault, one at a time, with nothing else going on",

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from chaos import journal
+from chaos import journal, judge
 from chaos.checks import CHECKS, endings, violations
 from chaos.history import history
 from chaos.journal import (
@@ -630,6 +630,19 @@ def test_the_judge_knows_how_long_a_worker_may_take_to_close() -> None:
 
 
 # --- journals ---
+
+
+def test_the_judge_ends_as_what_it_found(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert judge.main([]) == 2
+    assert judge.main([str(tmp_path)]) == 2, "no run was there"
+    runner = Journal(tmp_path, journal.RUNNER)
+    runner.write(Phase(at=1.0, who="runner", phase="begun"))
+    assert judge.main([str(tmp_path)]) == 0
+    runner.write(Trouble(at=2.0, who="runner", what="left behind"))
+    assert judge.main([str(tmp_path)]) == 1
+    assert capsysbinary.readouterr().out.startswith(b"[][{")
 
 
 def test_what_is_written_is_read_in_the_order_of_time(tmp_path: Path) -> None:

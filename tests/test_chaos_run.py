@@ -11,19 +11,25 @@ import pytest
 
 from chaos import run
 from chaos.casting import Shape
-from chaos.faults import Fault, Struck
+from chaos.faults import CLOCK_JUMP, Fault, Struck
 from chaos.run import Conductor, Plan
+from chaos.schedule import Planned
 
 
 class Stage:
     """What a conductor asks of an arena, with no process behind it."""
 
     def __init__(self) -> None:
+        self.cast = {f"w{number}": None for number in range(5)}
+        self.clocks: list[str] = []
         self.busy: Counter[str] = Counter()
         self.started: list[str] = []
 
     def start_again(self, name: str) -> None:
         self.started.append(name)
+
+    def give_clock(self, name: str, _library: str) -> None:
+        self.clocks.append(name)
 
     def write(self, *_args: Any, **_what: Any) -> None:
         pass
@@ -66,3 +72,16 @@ def test_who_is_under_a_fault_is_started_by_nobody_else(stage: Stage, conductor:
     next(iter(conductor._under_way.values()))()
     conductor._again("w")
     assert stage.started == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "apart", "count"),
+    [("loss", False, 0), (CLOCK_JUMP, False, run.WITH_CLOCKS), (CLOCK_JUMP, True, 1)],
+)
+def test_clocks_are_given_only_where_one_is_to_be_set(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: str, *, apart: bool, count: int
+) -> None:
+    monkeypatch.setattr(run, "faketime", lambda: "libfaketime.so")
+    plan = Plan(1, (), Shape(), (Planned(1.0, kind),), 1.0, apart=apart)
+    run._give_clocks(stage, plan)  # type: ignore[arg-type]
+    assert len(stage.clocks) == count

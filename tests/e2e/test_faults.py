@@ -268,8 +268,10 @@ def test_control_c_ends_a_wait_at_once_and_the_handle_works_on(
 
 
 def test_control_c_in_unpublish_leaves_it_published(team: Callable[..., Team]) -> None:
-    """It waits for a puller that has the version pinned and nobody else to get it from."""
-    t = team(3)
+    """It waits for a puller that has the version pinned and nobody else to get it from: with room
+    for a copy it would be done soon, also before the signal comes.
+    """
+    t = team(3, offload_limit=0)
     trainer, puller, _ = t.workers
     for worker, replica in zip(t.workers[:2], ("trainer", "puller"), strict=True):
         worker.do(steps.open_shard, replica, **BIG)

@@ -186,7 +186,6 @@ class CallMember:
     def _change_mind(self) -> None:
         """A group of one asks something else: what was decided is not, nor pinned, from here on."""
         self.part.record, self.part.decided, self.part.sources = None, False, ()
-        self.unfinished = NO_FLOOR
 
     def withdraw(self) -> None:
         """The verb ended by its deadline; its question is taken back."""
