@@ -12,6 +12,7 @@ import pytest
 
 from chaos import journal, judge
 from chaos.checks import CHECKS, endings, violations
+from chaos.checks.content import ONCE_MORE
 from chaos.history import history
 from chaos.journal import (
     AnyEvent,
@@ -501,6 +502,18 @@ def test_who_publishes_an_old_version_is_in_conflict_with_newer_ones() -> None:
     assert "no_conflict_over_equal_bytes" not in story.found()
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_who_is_started_again_may_publish_for_a_second_time(before: bool) -> None:
+    story = calm_run()
+    story.start("u.1")
+    story.start("u.2", at=7.0)
+    if before:
+        story.verb("u.1", "publish", 3, 6.0, None)
+    message = f"can't publish version 3 by u: {ONCE_MORE}"
+    story.verb("u.2", "publish", 3, 8.0, 8.1, error="VersionConflict", message=message)
+    assert ("no_conflict_over_equal_bytes" not in story.found()) is before
+
+
 def test_spoilt_bytes_may_be_in_conflict_with_others() -> None:
     story = calm_run()
     story.events.append(Spoilt(at=5.2, who="r.1", version=2))
@@ -611,6 +624,20 @@ def test_who_gets_no_memory_may_say_so(kind: str, what: str, excused: bool) -> N
     story.fault(kind, ("r.1",), 2.0, 3.0)
     story.events.append(Trouble(at=2.5, who="r.1", what=what))
     assert ("only_typed_errors" not in story.found()) is excused
+
+
+@pytest.mark.parametrize("spoilt", [True, False])
+def test_the_other_shards_wait_for_who_can_not_give_up_its_last_copy(spoilt: bool) -> None:
+    story = calm_run()
+    for shard in (0, 1):
+        who = f"d-{shard}.1"
+        story.start(who, replica="d", shard=shard, num_shards=2)
+        story.exit(who, 11.0, 0)
+    if spoilt:
+        story.events.append(Spoilt(at=2.0, who="d-1.1", version=0))
+    story.verb("d-0.1", "replicate", "latest", 4.0, 9.0, error="Timeout")
+    story.verb("d-1.1", "replicate", "latest", 4.0, 5.0, error="RetentionLost")
+    assert ("lively_once_it_is_calm" not in story.found()) is spoilt
 
 
 @pytest.mark.parametrize("spoilt", [True, False])

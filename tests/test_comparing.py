@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster import LAYOUT, ROLLOUT, Cluster
 
+from chaos.checks.content import OTHER_BYTES  # the chaos suite knows conflicts by their words
 from tensorhub_p2p.errors import VersionConflict
 from tensorhub_p2p.protocol.directory.records import Registers, values, versions_key
 from tensorhub_p2p.protocol.identity import Group, Publication, Slot
@@ -131,7 +132,7 @@ def test_of_two_that_differ_the_higher_one_is_told_at_its_next_verb_and_once(fir
     c.until(lambda: holds(c, HIGHER) == [False, False])
     for error in unpublish(c, HIGHER):
         assert isinstance(error, VersionConflict)
-        assert "by trainer-1 is not published any more" in str(error)
+        assert f"by trainer-1 is not published any more: {OTHER_BYTES}" in str(error)
         assert "by trainer-0, which stands" in str(error)
     assert unpublish(c, HIGHER) == [None, None]
     c.publish_all(HIGHER, SECOND, 2)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from cluster import LATEST, QUICK, ROLLOUT, TRAINER, Cluster, version
 
+from chaos.checks.content import ONCE_MORE  # the chaos suite knows conflicts by their words
 from tensorhub_p2p.config import Config, DirectoryConfig, GroupConfig
 from tensorhub_p2p.errors import (
     GroupBroken,
@@ -520,6 +521,7 @@ def test_a_version_that_was_whole_is_not_published_again_by_the_same_replica() -
     cluster.form(TRAINER, TRAINERS)
     errors = cluster.errors(*(cluster.publish(p, T[s], 1) for s, p in enumerate(TRAINERS)))
     assert all(isinstance(error, VersionConflict) for error in errors)
+    assert all(ONCE_MORE in str(error) for error in errors)
 
 
 def test_nor_after_the_replica_has_pulled_something_else_meanwhile() -> None:

@@ -18,7 +18,7 @@ def lively_once_it_is_calm(history: History) -> Found:
     that time, also one that began before it or ended after it, as pulls are slow on a full machine.
 
     Left out: who holds the last copy of what is retained, with flipped bits in it. It can't be kept
-    anywhere else, and so isn't given up.
+    anywhere else, and so isn't given up; the other shards of its replica wait for it in vain.
     """
     calm, closing = history.phases.get("calm"), history.phases.get("closing")
     if calm is None or closing is None:
@@ -26,20 +26,28 @@ def lively_once_it_is_calm(history: History) -> Found:
     for life in history.lives.values():
         if life.end < closing or life.started.role == "elastic" or life.started.at > calm:
             continue
-        if history.was_replaced(life):
+        group = [history.lives[who] for who in history.group_of(life.who)]
+        if (
+            history.was_replaced(life)
+            or any(call.succeeded for call in _tries(life, calm, closing))
+            or any(_can_not_part(member, calm, closing) for member in group)
+        ):
             continue
         until = min(closing, calm + LIVELY_WITHIN)
-        during = [c for c in life.of("publish", "replicate") if c.began < closing and calm < c.over]
-        if not any(call.succeeded for call in during) and not _can_not_part(life, during):
-            last = life.calls[-1] if life.calls else None
-            what = f"{last.verb} {last.called.what}" if last is not None else "no verb"
-            error = last.ended.message if last is not None and last.ended is not None else "no end"
-            yield until, life.who, f"nothing succeeds although it is calm; last: {what}: {error}"
+        last = life.calls[-1] if life.calls else None
+        what = f"{last.verb} {last.called.what}" if last is not None else "no verb"
+        error = last.ended.message if last is not None and last.ended is not None else "no end"
+        yield until, life.who, f"nothing succeeds although it is calm; last: {what}: {error}"
 
 
-def _can_not_part(life: Life, during: list[Call]) -> bool:
-    errors = {call.ended.error for call in during if call.ended is not None}
-    return bool(life.spoilt) and errors == {"RetentionLost"}
+def _tries(life: Life, calm: float, closing: float) -> list[Call]:
+    return [c for c in life.of("publish", "replicate") if c.began < closing and calm < c.over]
+
+
+def _can_not_part(life: Life, calm: float, closing: float) -> bool:
+    tries = _tries(life, calm, closing)
+    errors = {call.ended.error for call in tries if call.ended is not None}
+    return bool(life.spoilt) and "RetentionLost" in errors and "" not in errors
 
 
 @check("G9")

@@ -6,6 +6,7 @@ from chaos.checks.judging import HEALS, Found, check
 from chaos.history import Call, History, Life
 
 OTHER_BYTES = "its bytes are not those of"
+ONCE_MORE = "this replica had it whole before"
 FLIPS_WITHIN = 0.5
 """Seconds from the word that bits will be flipped until they are."""
 
@@ -82,12 +83,28 @@ def the_version_that_was_asked_for(history: History) -> Found:
 def no_conflict_over_equal_bytes(history: History) -> Found:
     """All who publish a version hold the same bytes, unless somebody's were spoilt.
 
-    Who publishes an old one is in conflict with newer ones: that is none.
+    Who publishes an old one is in conflict with newer ones: that is none. Nor is it one to publish
+    for a second time, as who is started again soon may, what a former process had published.
     """
     if any(life.spoilt for life in history.lives.values()):
         return
     for call in history.calls:
         if call.ended is not None and call.ended.error == "VersionConflict":
             message = call.ended.message
-            if OTHER_BYTES in message or f": version {call.called.what} " in message:
+            if (
+                OTHER_BYTES in message
+                or f": version {call.called.what} " in message
+                or (ONCE_MORE in message and not _is_the_second(history, call))
+            ):
                 yield call.over, call.who, f"{call.verb} {call.called.what}: {message}"
+
+
+def _is_the_second(history: History, publish: Call) -> bool:
+    """The slot has published that version before."""
+    slot = history.lives[publish.who].slot
+    return any(
+        call.called.what == publish.called.what and call.began < publish.began
+        for life in history.lives.values()
+        if life.slot == slot
+        for call in life.of("publish")
+    )

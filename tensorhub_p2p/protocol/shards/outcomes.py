@@ -124,13 +124,21 @@ def on_announced(shard: Machines, now: float, event: Announced) -> None:
 def on_conflict(shard: Machines, now: float, event: Conflicts) -> None:
     shard.stop_serving(now, "its version conflicts with another")
     if event.why != FENCED:
-        existing = f"{event.existing} exists" if event.existing else event.why
-        refuse(shard, event.publication, existing)
+        refuse(shard, event.publication, _in_the_way(event))
     elif shard.part.notices.pending is not None:
         shard.fail_with_notice()
     else:
         # An owner knows a higher generation: the end of ours is told, once we know of it.
         shard.part.election.doubt(now)
+
+
+def _in_the_way(event: Conflicts) -> str:
+    ours, other = event.publication, event.existing
+    if other is None:
+        return event.why
+    if (other.replica, other.order) == (ours.replica, ours.order):
+        return "this replica had it whole before, and the bytes might differ now"
+    return f"{other} exists"
 
 
 def refuse(shard: Machines, publication: Publication, why: str) -> None:
