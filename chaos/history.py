@@ -162,10 +162,12 @@ class History:
 
     def was_replaced(self, life: Life) -> bool:
         """Another process was started for its slot later."""
-        return any(
-            other.slot == life.slot and other.started.at > life.started.at
-            for other in self.lives.values()
-        )
+        return self.replaced_at(life) < inf
+
+    def replaced_at(self, life: Life) -> float:
+        """When the next process was started for its slot, whether or not this one had ended."""
+        starts = (o.started.at for o in self.lives.values() if o.slot == life.slot)
+        return min((at for at in starts if at > life.started.at), default=inf)
 
     def group_of(self, who: str) -> list[str]:
         """All processes of its replica, in all their lives."""

@@ -381,6 +381,21 @@ def test_what_was_on_record_outlives_a_replica(dies: float, cut: bool, backwards
     assert ("never_backwards" in story.found()) is backwards
 
 
+@pytest.mark.parametrize(("stopped", "backwards"), [(12.0, True), (6.5, False)])
+def test_who_takes_the_slot_of_a_stopped_process_has_the_record_only(
+    stopped: float, backwards: bool
+) -> None:
+    story = calm_run()
+    story.start("x.1")
+    story.pull("x.1", 2, 5.5, 5.6)
+    story.fault("usurp a slot", ("x.1", "x.2"), stopped, stopped + 4.0)
+    story.start("x.2", at=stopped + 1.0)
+    story.pull("x.2", 1, stopped + 2.0, stopped + 2.1)
+    story.exit("x.1", 20.0, 0)
+    story.exit("x.2", 20.0, 0)
+    assert ("never_backwards" in story.found()) is backwards
+
+
 @pytest.mark.parametrize(
     ("kind", "code", "meant"),
     [

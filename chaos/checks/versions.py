@@ -149,8 +149,12 @@ def _order(call: Call) -> tuple[int, int]:
 
 
 def _is_remembered(history: History, before: Call, after: Call) -> bool:
-    """Whoever had it made the later call, or was there all the while, or had put it on record."""
-    end = history.lives[before.who].end
+    """Whoever had it made the later call, or was there all the while, or had put it on record.
+
+    Who is stopped while another process takes its slot is there no more, for that one.
+    """
+    life = history.lives[before.who]
+    end = min(life.end, history.replaced_at(life))
     if before.who == after.who or end > after.over:
         return True
     if end - before.over < ON_RECORD_WITHIN:
