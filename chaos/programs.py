@@ -126,7 +126,7 @@ def _anything(worker: Worker) -> None:
 
 
 def _prefetched(handle: th.ShardHandle) -> int:
-    return handle.prefetch("latest", SHORT_SECONDS).result(SHORT_SECONDS)
+    return handle.prefetch("latest", VERB_SECONDS).result(VERB_SECONDS)
 
 
 def _whole(worker: Worker) -> list[int]:
