@@ -174,7 +174,6 @@ class Arena:
             newest=role.newest,
             spot=role.spot,
             pulls=role.pulls,
-            own_clock=name in self.clocks,
             bug=self._bug,
             **self._settings,
         )

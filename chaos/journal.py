@@ -31,7 +31,7 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, kw_only=T
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """A process begins. `newest`: it retains so many versions; `own_clock`: by libfaketime."""
+    """A process begins. `newest`: it retains so many versions."""
 
     pid: int
     role: str
@@ -42,7 +42,6 @@ class Started(Event, frozen=True, kw_only=True):
     host: str
     newest: int = 0
     spot: bool = False
-    own_clock: bool = False
 
 
 class Joined(Event, frozen=True, kw_only=True):

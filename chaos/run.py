@@ -57,8 +57,7 @@ LONGEST_APART = 4.0
 REST_APART = AFTER + 0.25
 """So that no pull is set down to two of them."""
 WITH_CLOCKS = 3
-"""So many workers have a wall clock of their own, which can be set, where one is to be; of a run
-with one fault at a time a single one, as libfaketime slows them down, for a second at times."""
+"""So many workers have a wall clock of their own, which can be set, where one is to be."""
 
 
 @dataclass(frozen=True)
@@ -294,8 +293,7 @@ def _give_clocks(arena: Arena, plan: Plan) -> None:
     if library is None or not any(planned.kind == CLOCK_JUMP for planned in plan.faults):
         return
     rng = random.Random(f"clocks/{plan.seed}")
-    count = 1 if plan.apart else min(WITH_CLOCKS, len(arena.cast))
-    for name in rng.sample(sorted(arena.cast), count):
+    for name in rng.sample(sorted(arena.cast), min(WITH_CLOCKS, len(arena.cast))):
         arena.give_clock(name, library)
 
 

@@ -1,8 +1,7 @@
 """How long faults hold up those whom they were not done to.
 
 Rules of this file. Only bystanders count: rollouts that no fault was done to while they pulled,
-nor to any member of their replica; and not those whose clock is libfaketime's, which stands still
-for a second now and then. Only questions for "latest" count: an older version may not be
+nor to any member of their replica. Only questions for "latest" count: an older version may not be
 there, whatever is done to anybody. A pull's stall is what it took beyond the median of the
 undisturbed ones that, like it, moved bytes (or had nothing to move), and is never below 0. One that
 fails has not ended the wait: its time counts for the next one too. A stall is set down to every
@@ -156,7 +155,7 @@ class _Names:
 
     def __init__(self, history: History) -> None:
         started = [life.started for life in history.lives.values()]
-        self._rollouts = {e.who for e in started if e.role == "rollout" and not e.own_clock}
+        self._rollouts = {e.who for e in started if e.role == "rollout"}
         self._replicas = {name_of(event.who): event.replica for event in started if event.replica}
 
     def is_bystander(self, pull: Pull) -> bool:

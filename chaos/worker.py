@@ -86,7 +86,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     spot: bool = False
     pulls: int = 0
     """An elastic one leaves after so many."""
-    own_clock: bool = False
     bug: str = ""
 
 
@@ -250,7 +249,6 @@ class Worker:
             host=settings.host,
             newest=settings.newest,
             spot=settings.spot,
-            own_clock=settings.own_clock,
         )
         self.peer = self.run(
             "join", ",".join(settings.seeds), 30.0, lambda: self._start_peer(settings)

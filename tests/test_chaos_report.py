@@ -30,9 +30,7 @@ from chaos.journal import (
 _numbers = count(1)
 
 
-def worker(
-    who: str, role: str = "rollout", replica: str = "", at: float = 0.0, *, own_clock: bool = False
-) -> list[AnyEvent]:
+def worker(who: str, role: str = "rollout", replica: str = "", at: float = 0.0) -> list[AnyEvent]:
     replica = replica or who.rpartition(".")[0]
     start = Started(
         at=at,
@@ -44,7 +42,6 @@ def worker(
         num_shards=1,
         zone="a",
         host="",
-        own_clock=own_clock,
     )
     return [start]
 
@@ -202,13 +199,6 @@ def test_what_another_fault_did_to_the_puller_is_not_set_down_to_this_one() -> N
 def test_only_rollouts_are_bystanders() -> None:
     keeper = worker("k1.1", "keeper")
     assert seconds(USUAL, keeper, fault("stop", 10, 1, "t1.1"), pull("k1.1", 10.5, 9)) == {}
-
-
-def test_who_has_a_clock_of_its_own_is_slow_by_itself() -> None:
-    for own_clock, expected in ((False, {"stop": 8.5}), (True, {})):
-        clocked = worker("r3.1", own_clock=own_clock)
-        stop = fault("stop", 10, 1, "t1.1")
-        assert seconds(USUAL, clocked, stop, pull("r3.1", 10.5, 8.8)) == expected
 
 
 def test_only_pulls_stall() -> None:

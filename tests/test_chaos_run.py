@@ -75,13 +75,13 @@ def test_who_is_under_a_fault_is_started_by_nobody_else(stage: Stage, conductor:
 
 
 @pytest.mark.parametrize(
-    ("kind", "apart", "count"),
-    [("loss", False, 0), (CLOCK_JUMP, False, run.WITH_CLOCKS), (CLOCK_JUMP, True, 1)],
+    ("kind", "count"),
+    [("loss", 0), (CLOCK_JUMP, run.WITH_CLOCKS)],
 )
 def test_clocks_are_given_only_where_one_is_to_be_set(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: str, *, apart: bool, count: int
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
 ) -> None:
     monkeypatch.setattr(run, "faketime", lambda: "libfaketime.so")
-    plan = Plan(1, (), Shape(), (Planned(1.0, kind),), 1.0, apart=apart)
+    plan = Plan(1, (), Shape(), (Planned(1.0, kind),), 1.0)
     run._give_clocks(stage, plan)  # type: ignore[arg-type]
     assert len(stage.clocks) == count

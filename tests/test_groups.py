@@ -814,6 +814,7 @@ def test_an_unpublish_waits_for_mere_pins_no_longer_than_until_its_deadline() ->
     assert verb.ended is not None
     assert verb.ended >= verb.deadline
     assert not cluster.nodes[0].holds(T[0])
+    assert "policy/rollout" in cluster.shard(0, T[0]).held_up
 
 
 def test_an_unpublish_that_can_not_find_out_who_needs_it_says_that_it_is_still_published() -> None:

@@ -201,9 +201,10 @@ class PullRun(Hooks):
     def begin(self, into: Region) -> bool:
         self._old.end()
         if time.monotonic() >= self._deadline:
+            held_up = self._old.held_up
             raise Timeout(
                 f"pulling {self._answer.publication} timed out: all the time was needed to give up "
-                "the version before; no byte was written"
+                f"the version before{f' ({held_up})' if held_up else ''}; no byte was written"
             )
         started = time.monotonic()
         exported = Exported(self._driver.transports, into, ChunkSet(into.layout.num_chunks))

@@ -193,6 +193,12 @@ class OldVersion:
             self._tenure._look_after(self._running, self._by)
         self._tenure.become(HandleState.REPLICATING)
 
+    @property
+    def held_up(self) -> str:
+        """What it was still waiting for when its time was over; "" if it was done by then."""
+        shard = self._driver.node.shards[self._slot]
+        return self._driver.ask(lambda _now: shard.held_up) if self._running is not None else ""
+
     def abandon(self) -> None:
         """The pull ended before a byte was written: keep it, if that can still be."""
         if self._running is not None and self._driver.running:

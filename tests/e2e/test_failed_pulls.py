@@ -77,6 +77,27 @@ def test_the_deadline_of_a_pull_is_a_timeout_that_says_how_far_it_came(
     trainer.unpublish(timeout=10)
 
 
+def test_a_pull_without_time_for_more_than_the_old_version_says_whom_that_waited_for(
+    peer: StartPeer, middle: InTheMiddle
+) -> None:
+    trainer, first = pair(peer, offload_limit=0)
+    second = peer(config=IMPATIENT, offload_limit=0).open("m", replica="second")
+    second.register(blank(3, 8 * MIB))
+    first.replicate(1, timeout=20)
+    trainer.unpublish(timeout=10)
+    trainer.publish(2)
+
+    def have_it_given_up(_pull: PullRun) -> None:
+        with pytest.raises(th.Timeout, match=r"before \(version 1 .* is being pulled by m/second"):
+            first.replicate(2, timeout=1.0)
+
+    middle(have_it_given_up)
+    with pytest.raises(th.VersionUnavailable):
+        second.replicate(1, timeout=20)
+    assert first.state is th.HandleState.REGISTERED
+    assert first.replicate(2, timeout=20).version == 2
+
+
 def test_attempts_that_never_come_further_give_the_version_up(
     peer: StartPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

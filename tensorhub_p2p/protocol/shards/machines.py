@@ -82,6 +82,8 @@ class Machines:
         """What the handle wants kept, from when it is open."""
         self.lost: tuple[str, ...] = ()
         """For whom the last withdrawal gave up what it should have kept."""
+        self.held_up = ""
+        """What the last unpublish was still waiting for when its time was over."""
         self.last_record: GenerationRecord | None = None
         """Of the group, when the handle was closed."""
         self.replaced: SlotTaken | None = None

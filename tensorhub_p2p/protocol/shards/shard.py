@@ -142,7 +142,7 @@ class ShardNode(Machines):
         what = f"unpublish of {held.publication}" if held else "unpublish"
         if not self._begin(Verb(number, "unpublish", deadline, what)):
             return
-        self.lost = ()
+        self.lost, self.held_up = (), ""
         if held is not None:
             self.references.withdraw(now, force=force)
         elif self.conflict is not None:
