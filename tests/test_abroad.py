@@ -498,6 +498,21 @@ def test_owners_that_changed_since_they_were_named_are_found() -> None:
     assert len(pins(c, "east")) == 1
 
 
+def test_a_pin_is_taken_back_though_all_who_were_named_as_its_owners_are_gone() -> None:
+    """Nobody is left to say that there are others."""
+    c = published(1, east=6, west=3)
+    answers = c.ask_all(ROLLOUT, rollouts(c))
+    leader = next(i for i in rollouts(c) if c.nodes[i].shards[Slot(ROLLOUT, 0)].part.leader)
+    c.wait(c.list_versions(leader, "policy"))
+    known = c.nodes[leader].abroad._asks._known[("east", VERSIONS)]
+    known.owners = tuple(
+        msgspec.structs.replace(o, peer_id=PeerId(f"gone-{o.peer_id}")) for o in known.owners
+    )
+    for shard, peer in enumerate(rollouts(c)):
+        assert c.finish(peer, Slot(ROLLOUT, shard), answers[shard]) is None
+    c.eventually(lambda: not pins(c, "east"), 2 * CONFIG.withdraw_retry_limit)
+
+
 def test_the_ring_of_the_other_zone_changes_while_a_version_is_pinned_there() -> None:
     c = published(1, east=4, west=3)
     answers = c.ask_all(ROLLOUT, rollouts(c))

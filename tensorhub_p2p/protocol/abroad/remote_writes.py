@@ -14,7 +14,8 @@ another list says so: then the gateway is asked for the list anew.
 
 A pin or mark that isn't done within `write_patience` counts as refused: whoever decides reads
 again, without a zone that is silent. A *withdrawal* is tried until it is done, at growing
-pauses: a pin that stays behind would hold the version there for as long as this peer lives.
+pauses: a pin that stays behind would hold the version there for as long as this peer lives. Each
+time the gateway is asked for the list as well, as those that are silent may be gone for good.
 
 Limits. The fence of a replaced generation is known in its own zone only: here its pins are
 taken. They hold a version back until that leader learns of its end; no member acts on them.
@@ -146,9 +147,15 @@ class RemoteWrites:
 
     def answered(self, now: float, place: Place) -> None:
         """A gateway answered for this key, or the zone was given up."""
-        for write in list(self._writes.values()):
-            if write.place == place and not write.aimed and self._asks.owners(place):
+        owners = self._asks.owners(place)
+        for write in list(self._writes.values()) if owners else ():
+            if write.place != place:
+                continue
+            if not write.aimed:
                 self._aim(now, write)
+            elif write.request.owners != owners:
+                write.request.aim(owners)
+                self._send(now, write)
 
     # -- owners' answers --
 
@@ -195,6 +202,8 @@ class RemoteWrites:
                 self._end(now, write, Refused(f"zone {write.place[0]}: {NO_ANSWER}", None))
             elif now >= write.request.retry_at:
                 self._aim(now, write)
+                if write.until == math.inf:
+                    self._asks.look(now, write.place)
 
     def next_wakeup(self) -> float | None:
         return earliest(
