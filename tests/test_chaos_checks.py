@@ -428,6 +428,16 @@ def test_who_can_not_go_on_has_a_reason(kind: str, meant: bool) -> None:
     assert ("every_end_is_one_that_was_meant" not in story.found()) is meant
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+def test_who_was_replaced_fails_whenever_it_comes_back(replaced: bool) -> None:
+    story = calm_run()
+    if replaced:
+        story.start("r.2", at=1.0)
+        story.exit("r.2", 11.0, 0)
+    story.verb("r.1", "replicate", "latest", 8.5, 8.6, error="SlotTaken")
+    assert ("nothing_fails_without_a_cause" not in story.found()) is replaced
+
+
 @pytest.mark.parametrize("fault", ["stop", "partition", "kill a source"])
 def test_beside_a_fault_a_verb_may_fail(fault: str) -> None:
     story = calm_run()

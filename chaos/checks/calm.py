@@ -88,8 +88,8 @@ def all_know_each_other_once_it_is_calm(history: History) -> Found:
 def nothing_fails_without_a_cause(history: History) -> Found:
     """Where nothing is done to anybody, and nobody ends, each verb succeeds.
 
-    Left out: an older version, which may be gone; slots, which may be another's; waiting for what
-    nobody published; what flipped bits lead to.
+    Left out: an older version, which may be gone; slots, which may be another's, and who was
+    replaced in one; waiting for what nobody published; what flipped bits lead to.
     """
     begun, closing = history.phases.get("begun", inf), history.phases.get("closing", -inf)
     ends = sorted(life.end for life in history.lives.values())
@@ -105,6 +105,7 @@ def nothing_fails_without_a_cause(history: History) -> Found:
                 for spell in history.spells
             )
             or any(call.began - RECOVERS < end < call.over for end in ends)
+            or history.replaced_at(history.lives[call.who]) < call.over
             or (spoilt and call.ended.error in {"IntegrityError", "RetentionLost"})
             or not any(call.began - HEALS < at < call.over for at in published)
         ):
