@@ -7,6 +7,7 @@ from chaos.history import Call, History, Life
 
 OTHER_BYTES = "its bytes are not those of"
 ONCE_MORE = "this replica had it whole before"
+"""Words of two of the library's conflicts; its tests see that it says so."""
 FLIPS_WITHIN = 0.5
 """Seconds from the word that bits will be flipped until they are."""
 

@@ -72,6 +72,11 @@ class RemoteWrite:
     pause: float = 0.0
 
     @property
+    def withdraws(self) -> bool:
+        """It is tried until it is done."""
+        return self.until == math.inf
+
+    @property
     def place(self) -> Place:
         return self.cell[0]
 
@@ -141,7 +146,7 @@ class RemoteWrites:
     def _lengthened(self, write: RemoteWrite) -> float:
         """The pause until the next try: always the same one, but for withdrawals."""
         shortest = self._config.retry_interval
-        limit = self._config.withdraw_retry_limit if write.until == math.inf else shortest
+        limit = self._config.withdraw_retry_limit if write.withdraws else shortest
         write.pause = min(max(2 * write.pause, shortest), limit)
         return write.pause
 
@@ -189,7 +194,7 @@ class RemoteWrites:
 
     def _end(self, now: float, write: RemoteWrite, refused: Refused | None) -> None:
         self.cancel(write.request.number)
-        if write.until != math.inf:
+        if not write.withdraws:
             # A pin is followed by a look that has to come after it.
             self._asks.invalidate(now, write.place)
         write.then(now, refused)
@@ -202,7 +207,7 @@ class RemoteWrites:
                 self._end(now, write, Refused(f"zone {write.place[0]}: {NO_ANSWER}", None))
             elif now >= write.request.retry_at:
                 self._aim(now, write)
-                if write.until == math.inf:
+                if write.withdraws:
                     self._asks.look(now, write.place)
 
     def next_wakeup(self) -> float | None:

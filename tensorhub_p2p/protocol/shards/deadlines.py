@@ -39,7 +39,7 @@ def expire(shard: Machines, now: float, *, interrupted: bool = False) -> None:
     """The verb's deadline has passed."""
     verb = shard.running.verb
     assert verb is not None
-    reason, held_up = shard.explanation.waiting_for(verb), _held_up(shard)
+    reason = shard.explanation.waiting_for(verb)
     if verb.name == "close":
         closing.cut(shard, now)
     elif verb.draining:
@@ -47,16 +47,13 @@ def expire(shard: Machines, now: float, *, interrupted: bool = False) -> None:
         shard.done(shard.lost)
     elif verb.name == "unpublish" and not _taken_back(shard, now, interrupted):
         # Too late to take it back: the readers get their one lease, then it is done.
-        verb.draining, shard.held_up = True, held_up
+        verb.draining, shard.held_up = True, reason
         verb.deadline = now + shard.pull_config.lease_seconds
         shard.pump(now)
     else:
         _leave(shard, now, verb)
-        shard.fail(Timeout(f"{verb.what} timed out: {reason}"))
-
-
-def _held_up(shard: Machines) -> str:
-    return shard.references.waiting_for() if shard.references.held else "readers were not done"
+        stays = "; it is still published" if verb.name == "unpublish" else ""
+        shard.fail(Timeout(f"{verb.what} timed out: {reason}{stays}"))
 
 
 def _taken_back(shard: Machines, now: float, interrupted: bool) -> bool:

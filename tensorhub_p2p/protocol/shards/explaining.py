@@ -62,8 +62,8 @@ class Explanation:
     def waiting_for(self, verb: Verb) -> str:
         if verb.name == "open":
             return self._claim.waiting_for()
-        if verb.name == "unpublish":
-            return f"{self._references.waiting_for()}; it is still published"
+        if verb.name == "unpublish" and self._references.held is None:
+            return "waiting for its readers"
         if verb.go is not None:
             return self._part.election.waiting_for()
         if verb.name == "ask":
